@@ -1,10 +1,14 @@
-//! Times captured gathers of few rows, every row compared: by queues that blocks own, and by shared ones.
+//! Times captured gathers of few rows, every row compared: by queues that blocks own, and by shared ones; and in halves,
+//! with a copy inside GPU memory between them that is timed alone, too.
 //!
 //! cargo run --release -p nvme-host --example small_gathers -- [RUNS] [DEVICE] [ROW_BYTES] [OWNED,OWNED...]
 // UNSAFETY: requests hold addresses of memory that outlives the launches.
 #![allow(unsafe_code)]
 
-use nvme_host::cuda::{CudaGraph, DeviceMemory, Gpu, RowRequest, RowsOptions, Stream};
+use nvme_host::cuda::{
+    CudaGraph, DeviceMemory, GatherIds, GatherTarget, Gpu, PendingRows, RowRequest, RowsOptions,
+    Stream,
+};
 use nvme_host::store::GpuOptions;
 use nvme_host::{Result, Store, StoreOptions, Table};
 use std::sync::Arc;
@@ -12,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Replays before the first that counts.
 const WARM_UP: usize = 20;
+/// Bytes that are copied inside GPU memory between halves.
+const WORK_BYTES: usize = 16 << 20;
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -60,6 +66,15 @@ fn main() -> Result<()> {
             println!(
                 "{count:5} rows of {row} bytes, {owned:2} owned queues, by {way} ones: {times}"
             );
+            if way == "owned" {
+                let late = before.late_rows;
+                let [alone, halves] =
+                    ReplayTimes::of_halves(&gpu, &table, (&ids, row), &image, runs)?;
+                let (over, late) = (halves.half() - alone.half(), store.stats().late_rows - late);
+                println!(
+                    "      in halves about a copy: {halves}; the copy alone: {alone}; over it: {over:.1} us; {late} late rows"
+                );
+            }
         }
     }
     Ok(())
@@ -148,21 +163,81 @@ impl ReplayTimes {
         let capture = |stream| unsafe { table.gather_on_gpu(&request, stream) };
         let (graph, pending) = CudaGraph::capture(&stream, capture)?;
         Self::of(&graph, &stream, runs, |run| {
-            let failures = pending.wait(Duration::from_secs(5))?.failures;
-            assert_eq!(failures.rows, 0, "rows failed");
-            if run % 16 != 0 {
-                return Ok(());
-            }
-            let mut rows = vec![0; bytes.len() / 8 * row as usize];
-            out.download(0, &mut rows)?;
-            for (got, id) in rows.chunks(row as usize).zip(ids) {
-                let from = (id * row) as usize;
-                assert!(
-                    got == &image[from..from + row as usize],
-                    "row {id} is wrong"
-                );
-            }
-            out.zero()
+            compare(&pending, &out, ((ids, row), image), run)
         })
     }
+
+    /// Replays a copy inside GPU memory alone, and with the halves of a gather of `ids` about it.
+    fn of_halves(
+        gpu: &Arc<Gpu>,
+        table: &Table,
+        (ids, row): (&[u64], u64),
+        image: &[u8],
+        runs: usize,
+    ) -> Result<[Self; 2]> {
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let count = ids.len() as u64;
+        let (stream, on_gpu, out) = (
+            Stream::new(gpu)?,
+            DeviceMemory::new(gpu, bytes.len())?,
+            DeviceMemory::new(gpu, (count * row) as usize)?,
+        );
+        let memory = DeviceMemory::new(gpu, 2 * WORK_BYTES)?;
+        on_gpu.upload(0, &bytes)?;
+        let (from, to) = (memory.address(), memory.address() + WORK_BYTES as u64);
+        // SAFETY: two halves of one memory, which outlives the replays.
+        let work = || unsafe { stream.copy_within(to, from, WORK_BYTES) };
+        let (graph, ()) = CudaGraph::capture(&stream, |_| work())?;
+        let alone = Self::of(&graph, &stream, runs, |_| Ok(()))?;
+        let wanted = GatherIds {
+            ids: on_gpu.address(),
+            wide_ids: true,
+            count,
+        };
+        let target = GatherTarget {
+            out: out.address(),
+            out_stride: row,
+            status: 0,
+        };
+        let (graph, pending) = CudaGraph::capture(&stream, |stream| {
+            // SAFETY: the memories outlive the launches, which are waited for.
+            let mut begun = unsafe { table.begin_on_gpu(&wanted, stream) }?;
+            work()?;
+            // SAFETY: as above.
+            unsafe { begun.finish(&target, stream) }
+        })?;
+        let halves = Self::of(&graph, &stream, runs, |run| {
+            compare(&pending, &out, ((ids, row), image), run)
+        })?;
+        Ok([alone, halves])
+    }
+
+    /// Returns the median.
+    fn half(&self) -> f64 {
+        self.0[self.0.len() / 2]
+    }
+}
+
+/// Waits for a gather of `ids` into `out`; compares all rows now and then.
+fn compare(
+    pending: &PendingRows,
+    out: &DeviceMemory,
+    ((ids, row), image): ((&[u64], u64), &[u8]),
+    run: usize,
+) -> Result<()> {
+    let failures = pending.wait(Duration::from_secs(5))?.failures;
+    assert_eq!(failures.rows, 0, "rows failed");
+    if run % 16 != 0 {
+        return Ok(());
+    }
+    let mut rows = vec![0; out.len()];
+    out.download(0, &mut rows)?;
+    for (got, id) in rows.chunks(row as usize).zip(ids) {
+        let from = (id * row) as usize;
+        assert!(
+            got == &image[from..from + row as usize],
+            "row {id} is wrong"
+        );
+    }
+    out.zero()
 }

@@ -137,6 +137,31 @@ pub struct Batched {
     pub reserved: u32,
 }
 
+/// Bytes from the record of a block to that of the next one: blocks that write to one line wait for each other.
+pub const RECORD_BYTES: u64 = 128;
+
+/// Parameters of the two launches of a gather in halves: `nvme_begin_batched` submits, `nvme_finish_batched` waits and
+/// copies. Both have the same blocks and threads, and the same parameters but for those that only one of them uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct HalvedGather {
+    /// Parameters of the gather. Only the first launch uses the ids, only the second one output, status and words of its
+    /// end.
+    pub batched: Batched,
+    /// Address of a [`BatchRecord`](nvme_core::BatchRecord) for each block, [`RECORD_BYTES`] apart. Zero before the first
+    /// launch; nothing else uses them between the two.
+    pub records: u64,
+    /// Address of an `i64` for each row: the first launch stores the ids there.
+    pub kept_ids: u64,
+    /// Address of a `u32` in host memory for each station: rows that second launches read by themselves there.
+    pub late_rows: u64,
+    /// Number of the first stations, of those with a queue, that may be taken from one launch to the other. The others
+    /// are for blocks that run, so that none waits for a launch behind it in its stream.
+    pub held_stations: u32,
+    /// 1 for a second launch that reads nothing, and only frees the stations.
+    pub is_dropped: u32,
+}
+
 /// Rows that a launch writes at most, where it is given ids: each is compared with all later ones.
 pub const SCATTER_ROWS: u64 = 32_768;
 

@@ -13,6 +13,8 @@ use crate::QueueArray;
 use crate::arch;
 use crate::groups::{GpuThread, GroupedThread, NarrowLane};
 use crate::rows::{BLOCK_WARPS, GatherLaunch, LaunchSummary, code};
+#[cfg(feature = "rows")]
+use nvme_core::gate::GateEpoch;
 use nvme_core::gate::{AdmissionGate, words};
 use nvme_core::group::ExecContext;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
@@ -94,9 +96,7 @@ pub fn claim_by(
         .now_ns()
         .saturating_add(rows.timeout_ns.saturating_mul(STATION_PATIENCE));
     let count = count.max(1);
-    // Launches begin at different stations.
-    let first =
-        (rows.summary as u32 / size_of::<LaunchSummary>() as u32).wrapping_add(arch::block());
+    let first = first_station(rows);
     let mut turn = 0;
     loop {
         let mut next = 0;
@@ -125,6 +125,41 @@ pub fn claim_by(
         GpuThread.pause(turn);
         turn += 1;
     }
+}
+
+/// Takes one of the first `count` stations that is free now, and passes the gate with it; returns it with the epoch of
+/// the gate. Waits for none.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub fn claim_now(
+    rows: &GatherLaunch,
+    count: u32,
+    gate: &AdmissionGate<'_>,
+) -> Option<(u32, GateEpoch)> {
+    let first = first_station(rows);
+    let mut next = 0;
+    while next < count {
+        let station = first.wrapping_add(next) % count;
+        let owner = owner(rows, station);
+        // Acquire: as in `claim_by`.
+        if owner.load(Order::Relaxed, Scope::Gpu) == FREE
+            && owner.compare_exchange(FREE, TAKEN, Order::Acquire, Scope::Gpu) == FREE
+        {
+            let passed = gate.pass(station).ok();
+            if passed.is_none() {
+                give_back(rows, station);
+            }
+            return passed.map(|epoch| (station, epoch));
+        }
+        next += 1;
+    }
+    None
+}
+
+/// Returns the number from which a block looks for a station. Launches begin at different ones.
+#[inline(always)]
+fn first_station(rows: &GatherLaunch) -> u32 {
+    (rows.summary as u32 / size_of::<LaunchSummary>() as u32).wrapping_add(arch::block())
 }
 
 /// Leaves the station; `keeps` says that a read has not ended, and the station stays taken.

@@ -8,7 +8,7 @@
 
 use super::driver::check;
 use super::leftovers::{self, LaunchLeftover};
-use super::stream::handle;
+use super::stream::{handle, is_capturing};
 use cudarc::driver::sys;
 use nvme_driver::error::{Error, Result};
 use std::ffi::c_void;
@@ -48,8 +48,24 @@ pub(super) fn keep_with_graph(stream: u64, needed: Box<dyn LaunchLeftover>) -> R
     retained
 }
 
+/// Returns the number of the capture that `stream`, of the calling thread's context, is in; `None` outside of captures.
+///
+/// # Errors
+/// [`Error::Usage`] for a capture that has failed, [`Error::Environment`] with the driver's answer.
+pub(super) fn capture_of(stream: u64) -> Result<Option<u64>> {
+    if !is_capturing(stream)? {
+        return Ok(None);
+    }
+    capture_info(stream).map(|(number, _)| Some(number))
+}
+
 /// Returns the graph that `stream` is captured in.
 fn graph_of(stream: u64) -> Result<sys::CUgraph> {
+    capture_info(stream).map(|(_, graph)| graph)
+}
+
+/// Returns number and graph of the capture of `stream`.
+fn capture_info(stream: u64) -> Result<(u64, sys::CUgraph)> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph) = (0, null_mut());
     // SAFETY: writes three values; the driver checks the handle, and the other places may be null.
@@ -65,7 +81,7 @@ fn graph_of(stream: u64) -> Result<sys::CUgraph> {
     })?;
     match status {
         sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE if !graph.is_null() => {
-            Ok(graph)
+            Ok((id, graph))
         }
         _ => Err(Error::usage(
             "the capture of the stream has failed or was ended meanwhile",

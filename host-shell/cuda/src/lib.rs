@@ -81,9 +81,9 @@ pub use queue_pairs::{GpuQueuePairs, RecoveryCounts};
 pub use queues::{GpuQueues, LaunchGrid, LaunchResult};
 pub use registered::RegisteredMemory;
 pub use rows::{
-    GatherOptions, GatherOutcome, GpuRows, HostRows, LaunchSequence, MoveRows, PendingRows,
-    ReadList, ReadRange, RowDirection, RowFailures, RowRequest, RowTable, RowsOptions, StripedRows,
-    TableCache,
+    BegunPoint, BegunRows, GatherIds, GatherOptions, GatherOutcome, GatherTarget, GpuRows,
+    HostRows, LaunchSequence, MoveRows, PendingRows, ReadList, ReadRange, RowDirection,
+    RowFailures, RowRequest, RowTable, RowsOptions, StripedRows, TableCache,
 };
 pub use session::{GpuSession, LaunchWork, LostCommands, SessionSetup};
 pub use stream::{Stream, StreamEvent};

@@ -19,6 +19,8 @@ mod file;
 #[cfg(feature = "cuda")]
 mod gds;
 #[cfg(feature = "cuda")]
+mod halves;
+#[cfg(feature = "cuda")]
 mod kernel_queues;
 mod lane;
 mod member;
@@ -42,6 +44,8 @@ mod with_gpu;
 pub use background::BackgroundOperation;
 pub use batch::StoreTransfer;
 pub use element::RowElement;
+#[cfg(feature = "cuda")]
+pub use halves::BegunGather;
 pub use nvme_driver::widen::RowWidening;
 pub use nvme_formats::{Format, WideFormat};
 pub use options::{DataPath, FileIo, StoreOptions, StoreStats};

@@ -395,7 +395,15 @@ impl Table {
         Ok(RowMover::Host)
     }
 
-    fn of_namespace(&self) -> RowTable {
+    /// Returns the queues that blocks own, where the GPU reads this table's rows of one drive and keeps none of them.
+    pub(super) fn owned_rows(&self) -> Result<Option<&GpuRows>> {
+        Ok(match self.by()? {
+            RowMover::Gpu(rows) if self.cache.is_none() => Some(rows),
+            _ => None,
+        })
+    }
+
+    pub(super) fn of_namespace(&self) -> RowTable {
         RowTable {
             first_byte: self.offset(),
             rows: self.rows(),

@@ -248,20 +248,21 @@ impl StoreSpace {
     }
 
     pub fn stats(&self) -> StoreStats {
-        #[cfg(feature = "cuda")]
-        let (owned_gathers, shared_gathers) = {
-            let rows = self.members.iter().filter_map(|one| one.rows.as_ref());
-            rows.map(|rows| rows.gathers())
-                .fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
-        };
-        #[cfg(not(feature = "cuda"))]
-        let (owned_gathers, shared_gathers) = (0, 0);
-        StoreStats {
+        #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "counts of GPUs"))]
+        let mut stats = StoreStats {
             commands: self.commands.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
             retries: self.retries.load(Ordering::Relaxed),
-            owned_gathers,
-            shared_gathers,
+            ..StoreStats::default()
+        };
+        #[cfg(feature = "cuda")]
+        for rows in self.members.iter().filter_map(|one| one.rows.as_ref()) {
+            let ((owned, shared), (begun, late)) = (rows.gathers(), rows.begun());
+            stats.owned_gathers += owned;
+            stats.shared_gathers += shared;
+            stats.begun_gathers += begun;
+            stats.late_rows += late;
         }
+        stats
     }
 }

@@ -54,6 +54,7 @@ entry! {
             gate,
             station,
             queue,
+            origin: BatchOrigin::Own,
             has_lost: false,
             failed: WarpFailures::default(),
         };
@@ -61,9 +62,41 @@ entry! {
     }
 }
 
+/// Commands of the queue when its block begins to read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum BatchOrigin {
+    /// There are none: the block submits its own.
+    Own,
+    /// An earlier launch has submitted those of the block's rows. They end by this time of the GPU's clock.
+    Begun(u64),
+    /// An earlier launch has submitted some of other rows: they end, and the block submits its own.
+    Outdated(u64),
+    /// There were some when the controller was reset; the block has no station.
+    Gone,
+}
+
+/// Returns the read of the row at `place` into the slot of `thread`. Its tag tells where in the slot the row begins.
+#[inline(always)]
+pub(super) fn command<'d>(
+    rows: &GatherLaunch,
+    (station, thread): (u32, u32),
+    place: RowBlocks,
+) -> MemberCommand<'d> {
+    let slot = u64::from(station) * STATION_BYTES + u64::from(thread) * u64::from(rows.slot_bytes);
+    let sqe = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
+    let data = station::blocks_at(rows, slot, place.blocks);
+    MemberCommand::new(sqe, data, in_slot(rows, place) >> 4)
+}
+
+/// Returns the first byte of the row at `place` in its slot, a multiple of 16.
+#[inline(always)]
+fn in_slot(rows: &GatherLaunch, place: RowBlocks) -> u32 {
+    (place.byte - (place.block << rows.block_shift)) as u32
+}
+
 /// Loads the id of this thread's row of a block whose rows begin at row `first`; returns -1 if it has none.
 #[inline(always)]
-fn load_id(batched: &Batched, first: u64) -> i64 {
+pub(super) fn load_id(batched: &Batched, first: u64) -> i64 {
     let index = first + u64::from(arch::thread());
     match arch::thread() < batched.rows_of_block && index < batched.gather.count {
         // SAFETY: the host gives `count` ids.
@@ -73,22 +106,23 @@ fn load_id(batched: &Batched, first: u64) -> i64 {
 }
 
 /// The work of a block. Fields are the same for all threads, except for `failed`, which is a warp's.
-struct BatchWork<'r, 'q> {
-    rows: &'r GatherLaunch,
-    block: WholeBlock,
-    gate: AdmissionGate<'r>,
-    station: u32,
-    queue: Option<BatchQueue<'q, WholeBlock>>,
+pub(super) struct BatchWork<'r, 'q> {
+    pub rows: &'r GatherLaunch,
+    pub block: WholeBlock,
+    pub gate: AdmissionGate<'r>,
+    pub station: u32,
+    pub queue: Option<BatchQueue<'q, WholeBlock>>,
+    pub origin: BatchOrigin,
     /// A read has not ended: the controller may still write to its slot.
-    has_lost: bool,
-    failed: WarpFailures,
+    pub has_lost: bool,
+    pub failed: WarpFailures,
 }
 
 impl BatchWork<'_, '_> {
     /// Gathers the rows of the block, at most `most` from row `first` on, and leaves the station; `id` is that of the
     /// thread's row.
     #[inline(always)]
-    fn gather(mut self, (first, most): (u64, u32), id: i64) {
+    pub fn gather(mut self, (first, most): (u64, u32), id: i64) {
         let rows = self.rows;
         let index = first + u64::from(arch::thread());
         let is_live = arch::thread() < most && index < rows.count;
@@ -103,6 +137,7 @@ impl BatchWork<'_, '_> {
         let became = match (self.queue.is_some(), self.station, place) {
             (true, ..) => self.read_and_copy(place, (first, count)),
             (_, _, None) => code::OUT_OF_RANGE,
+            _ if self.origin == BatchOrigin::Gone => code::GONE,
             (_, NO_STATION, _) => station::why_none(&self.gate),
             _ => code::NOT_RUN,
         };
@@ -130,7 +165,7 @@ impl BatchWork<'_, '_> {
     /// the slot.
     #[inline(always)]
     fn read(&mut self, place: Option<RowBlocks>) -> (i32, u32) {
-        let (rows, thread) = (self.rows, arch::thread());
+        let (rows, thread, station) = (self.rows, arch::thread(), self.station);
         let Some(queue) = &mut self.queue else {
             return (code::NOT_RUN, NOWHERE);
         };
@@ -140,26 +175,40 @@ impl BatchWork<'_, '_> {
             block: 0,
             blocks: 1,
         });
-        let slot = u64::from(self.station) * STATION_BYTES
-            + u64::from(thread) * u64::from(rows.slot_bytes);
-        let read = || {
-            let sqe = nvm::read(Nsid(rows.nsid), Lba(at.block), at.blocks);
-            MemberCommand::new(sqe, station::blocks_at(rows, slot, at.blocks), 0)
+        let (mut wants, mut byte) = (place.is_some(), in_slot(rows, at));
+        // The same origin for all threads of the block: there are barriers in each way.
+        if let BatchOrigin::Begun(_) = self.origin {
+            // Not by the id, of which memory of the caller's decides: by the command that was submitted.
+            let tag = queue.resume(ends);
+            (wants, byte) = (tag.is_some(), tag.unwrap_or(0) << 4);
+        }
+        if let BatchOrigin::Outdated(deadline_ns) = self.origin {
+            queue.resume(ends);
+            // Where some do not end, the queue refuses those that follow.
+            let _ = queue.finish(ends, &GpuThread, deadline_ns);
+        }
+        let (submitted, deadline_ns) = match self.origin {
+            BatchOrigin::Begun(deadline_ns) => (Ok(()), deadline_ns),
+            _ => {
+                let read = || command(rows, (station, thread), at);
+                let submitted = queue.submit(ends, wants, read);
+                (
+                    submitted,
+                    GpuThread.now_ns().saturating_add(rows.timeout_ns),
+                )
+            }
         };
-        let submitted = queue.submit(ends, place.is_some(), read);
-        let deadline_ns = GpuThread.now_ns().saturating_add(rows.timeout_ns);
         let left = queue.finish(ends, &GpuThread, deadline_ns);
         self.has_lost = left != Ok(0);
-        let became = match (place, submitted, ends.status(thread)) {
-            (None, ..) => code::OUT_OF_RANGE,
+        let became = match (wants, submitted, ends.status(thread)) {
+            (false, ..) => code::OUT_OF_RANGE,
             (_, Err(why), _) => station::code_of_refusal(why),
             (_, _, Some(status)) => i32::from(status.code()),
             _ if left.is_ok() => code::TIMED_OUT,
             _ => code::GONE,
         };
-        let in_slot = (at.byte - (at.block << rows.block_shift)) as u32;
         match became {
-            code::OK => (became, in_slot),
+            code::OK => (became, byte),
             _ => (became, NOWHERE),
         }
     }
@@ -203,7 +252,7 @@ impl BatchWork<'_, '_> {
     /// Two threads do the two: each waits for the bus, and neither needs what the other does. After a lost command one
     /// thread does both, so that the host finds the report of trouble when it learns of the end.
     #[inline(always)]
-    fn leave(self) {
+    pub fn leave(self) {
         let (rows, block) = (self.rows, self.block);
         let reports = launch::report(rows, &block, (self.failed.rows, self.failed.worst));
         // All threads have left the slots and counted their failures.

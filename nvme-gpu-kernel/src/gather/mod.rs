@@ -13,6 +13,7 @@
 mod batched;
 mod end;
 mod follow;
+mod halves;
 mod members;
 mod probe;
 mod warp;
@@ -24,6 +25,8 @@ pub use batched::nvme_gather_batched;
 pub use end::nvme_end_launch;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use follow::nvme_follow_rows;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use halves::{nvme_begin_batched, nvme_finish_batched};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use probe::{nvme_check_rows, nvme_copy_rows};
 #[cfg(not(target_arch = "nvptx64"))]

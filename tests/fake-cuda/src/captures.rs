@@ -7,6 +7,7 @@ use crate::{
 };
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
@@ -18,6 +19,9 @@ pub(crate) const RELAXED: c_uint = 2;
 /// Those that have not ended.
 static CAPTURES: Mutex<Vec<Arc<Mutex<Capture>>>> = Mutex::new(Vec::new());
 
+/// Number of the next one.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
 /// How much of the work of each stream of a capture comes before a moment, by the stream's handle.
 type Moment = BTreeMap<usize, u32>;
 
@@ -28,6 +32,8 @@ pub(crate) struct Capture {
     thread: ThreadId,
     origin: usize,
     pub graph: Box<Graph>,
+    /// Its number among all captures, as the driver gives it.
+    pub number: u64,
     /// A call that may not come meanwhile came.
     pub is_invalid: bool,
     has_ended: bool,
@@ -52,6 +58,7 @@ impl Part {
             thread: std::thread::current().id(),
             origin: stream,
             graph: Box::default(),
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             is_invalid: false,
             has_ended: false,
             all: Moment::new(),

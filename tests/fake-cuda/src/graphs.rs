@@ -120,13 +120,13 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
 ) -> Status {
     // SAFETY: the caller's handle.
     let mut stream = lock(unsafe { stream(handle) });
-    let (state, captured) = match stream.part() {
-        None => (0, std::ptr::null_mut()),
+    let (state, number, captured) = match stream.part() {
+        None => (0, 0, std::ptr::null_mut()),
         Some(part) => {
             let mut capture = lock(&part.capture);
             match capture.is_invalid {
-                true => (2, std::ptr::null_mut()),
-                false => (1, std::ptr::from_mut(&mut *capture.graph)),
+                true => (2, 0, std::ptr::null_mut()),
+                false => (1, capture.number, std::ptr::from_mut(&mut *capture.graph)),
             }
         }
     };
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v2(
     unsafe {
         *status = state;
         if !id.is_null() {
-            *id = captured.addr() as c_ulonglong;
+            *id = number;
         }
         if !graph.is_null() {
             *graph = captured.cast();

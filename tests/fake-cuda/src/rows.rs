@@ -7,13 +7,13 @@ use crate::kernels::now_ns;
 use nvme_gpu_kernel::entries;
 use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
 use nvme_gpu_kernel::rows::{
-    Batched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, ListedLaunch, RangesLaunch,
-    SCATTER_ROWS, ScatterLaunch, StripedGather, WidenLaunch,
+    Batched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, HalvedGather, ListedLaunch,
+    RangesLaunch, SCATTER_ROWS, ScatterLaunch, StripedGather, WidenLaunch,
 };
 use std::rc::Rc;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 12] = [
+pub const NAMES: [&std::ffi::CStr; 14] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
@@ -26,6 +26,8 @@ pub const NAMES: [&std::ffi::CStr; 12] = [
     c"nvme_follow_rows",
     c"nvme_end_launch",
     c"nvme_gather_batched",
+    c"nvme_begin_batched",
+    c"nvme_finish_batched",
 ];
 
 /// Blocks that run at a time.
@@ -58,6 +60,8 @@ macro_rules! launches {
 launches! {
     gather nvme_gather GatherLaunch;
     gather_batched nvme_gather_batched Batched;
+    begin_batched nvme_begin_batched HalvedGather;
+    finish_batched nvme_finish_batched HalvedGather;
     gather_cached nvme_gather_cached CachedGather;
     gather_striped nvme_gather_striped StripedGather;
     read_ranges nvme_read_ranges RangesLaunch;

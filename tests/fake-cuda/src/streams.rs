@@ -13,8 +13,8 @@ use crate::{
 };
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::rows::{
-    Batched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, ListedLaunch, RangesLaunch,
-    ScatterLaunch, StripedGather, WidenLaunch,
+    Batched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, HalvedGather, ListedLaunch,
+    RangesLaunch, ScatterLaunch, StripedGather, WidenLaunch,
 };
 use nvme_gpu_kernel::work::LaunchArguments;
 use std::ffi::{CStr, c_int, c_longlong, c_uint, c_void};
@@ -447,6 +447,15 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: this kernel takes one `Batched`.
             let batched = unsafe { **parameters.cast::<*const Batched>() };
             Arc::new(move || rows::gather_batched(batched, grid, block))
+        }
+        (None, name) if rows::NAMES[12..].contains(&name) => {
+            // SAFETY: these kernels take one `HalvedGather`.
+            let halved = unsafe { **parameters.cast::<*const HalvedGather>() };
+            let run = match name {
+                name if name == rows::NAMES[12] => rows::begin_batched,
+                _ => rows::finish_batched,
+            };
+            Arc::new(move || run(halved, grid, block))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `GatherLaunch`.

@@ -10,7 +10,6 @@ use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use cudarc::driver::sys::{self, CUresult};
 use nvme_gpu_kernel::rows::code;
-use nvme_host::cuda::PendingRows;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
@@ -25,18 +24,21 @@ fn check(call: &str, result: CUresult) -> Outcome<()> {
     }
 }
 
+type Call = fn(&Drive) -> Outcome<()>;
+
+/// What a user does meanwhile.
+pub const CALLS: [(&str, Call); 7] = [
+    ("synchronize", synchronize),
+    ("free", free),
+    ("free-host", free_host),
+    ("module-load", load_module),
+    ("many-launches", queue_copies),
+    ("capture-elsewhere", capture_elsewhere),
+    ("nothing", |_| Ok(())),
+];
+
 pub fn all(report: &mut Report, bench: &Bench) {
-    type Call = fn(&Drive) -> Outcome<()>;
-    let calls: [(&str, Call); 7] = [
-        ("synchronize", synchronize),
-        ("free", free),
-        ("free-host", free_host),
-        ("module-load", load_module),
-        ("many-launches", queue_copies),
-        ("capture-elsewhere", capture_elsewhere),
-        ("nothing", |_| Ok(())),
-    ];
-    for (name, call) in calls {
+    for (name, call) in CALLS {
         report.case(&format!("gather/beside/{name}"), |options| {
             let rounds = (options.commands / 1000).clamp(3, 1000);
             beside(bench, call, rounds).into()
@@ -71,7 +73,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
 }
 
 /// Gathers and, while each waits, what a user does.
-fn beside(bench: &Bench, call: fn(&Drive) -> Outcome<()>, rounds: u64) -> Outcome<String> {
+fn beside(bench: &Bench, call: Call, rounds: u64) -> Outcome<String> {
     let drive = Drive::new(bench, 4096, SLOW, limit())?;
     let mut throw = dice(rounds);
     let table = drive.table(0, 4096);
@@ -265,10 +267,7 @@ pub struct Graph(sys::CUgraphExec);
 
 impl Graph {
     /// Captures what `start` puts into the stream, in global mode.
-    pub fn of(
-        stream: &OwnStream,
-        start: impl FnOnce(u64) -> Outcome<PendingRows>,
-    ) -> Outcome<(Self, PendingRows)> {
+    pub fn of<T>(stream: &OwnStream, start: impl FnOnce(u64) -> Outcome<T>) -> Outcome<(Self, T)> {
         stream.begin_capture()?;
         let pending = start(stream.handle());
         let graph = stream.end_capture()?;

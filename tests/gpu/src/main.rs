@@ -13,6 +13,7 @@ mod example;
 mod experts;
 mod flash;
 mod gather;
+mod halves;
 mod hazards;
 mod late;
 mod layers;
@@ -140,6 +141,7 @@ fn main() -> ExitCode {
     data::all(&mut report, &bench);
     gather::all(&mut report, &bench);
     owned::all(&mut report, &bench);
+    halves::all(&mut report, &bench);
     stations::all(&mut report, &bench);
     scatter::all(&mut report, &bench);
     hazards::all(&mut report, &bench);

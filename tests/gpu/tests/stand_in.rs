@@ -119,7 +119,7 @@ fn rows_are_well() {
 
 #[test]
 fn rows_by_owned_queues_are_well() {
-    all_pass("owned", 13, &["gather/owned/"]);
+    all_pass("owned", 36, &["gather/owned/", "gather/halves/"]);
 }
 
 #[test]

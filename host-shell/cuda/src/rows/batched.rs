@@ -9,6 +9,8 @@ use std::sync::atomic::Ordering;
 /// Rows of a block, while there are queues that are free: the more queues, the more of a drive's work is done side by
 /// side.
 const FEW_ROWS: u64 = 8;
+/// Rows of a block of a gather in halves: the caller's work hides the time of the drive, and fewer queues stay taken.
+const HALF_ROWS: u64 = 16;
 /// Threads of a block at least: the first two warps end a block side by side.
 const FEW_THREADS: u64 = 64;
 /// Loads of 16 bytes that a thread has in flight while it copies, where there are threads enough.
@@ -27,9 +29,22 @@ impl GpuRows {
     /// such queues, for more bytes than their limit, for more rows than fit into them, and for rows that are not in units
     /// of 16 bytes.
     pub(super) fn batched(&self, launch: &GatherLaunch) -> Option<(Batched, OwnedShape)> {
-        let lent = self.lent.as_ref()?;
         let limits = (self.most_of_block, self.owned_bytes);
-        let shape = OwnedShape::of(launch, self.owned, limits)?;
+        let shape = OwnedShape::of(launch, (self.owned, FEW_ROWS), limits)?;
+        Some((self.owned_launch(launch, shape)?, shape))
+    }
+
+    /// As [`batched`](Self::batched), for the two launches of a gather in halves: its blocks take the queues that may be
+    /// held from one launch to the other.
+    pub(super) fn halved(&self, launch: &GatherLaunch) -> Option<(Batched, OwnedShape)> {
+        let limits = (self.most_of_block, self.owned_bytes);
+        let shape = OwnedShape::of(launch, (held_stations(self.owned), HALF_ROWS), limits)?;
+        Some((self.owned_launch(launch, shape)?, shape))
+    }
+
+    /// Returns the launch that gathers by all queues that blocks own.
+    fn owned_launch(&self, launch: &GatherLaunch, shape: OwnedShape) -> Option<Batched> {
+        let lent = self.lent.as_ref()?;
         let first = u64::from(lent.set.len() as u32 - self.owned);
         let owned = QueueArray {
             queues: lent.set.address() + first * size_of::<QueueWords>() as u64,
@@ -37,13 +52,12 @@ impl GpuRows {
             queue_count: self.owned,
             cell_count: 0,
         };
-        let batched = Batched {
+        Some(Batched {
             gather: *launch,
             owned,
             rows_of_block: shape.rows_of_block,
             reserved: 0,
-        };
-        Some((batched, shape))
+        })
     }
 
     /// Returns the numbers of gathers that went by queues that blocks own, and by shared ones.
@@ -56,12 +70,18 @@ impl GpuRows {
     }
 }
 
+/// Returns the number of queues, of `owned`, that gathers in halves may hold between their launches. The others are for
+/// blocks that run: no gather waits for a launch behind it in its stream.
+pub(super) fn held_stations(owned: u32) -> u32 {
+    owned.saturating_sub((owned / 4).max(1))
+}
+
 impl OwnedShape {
-    /// Spreads the rows of `launch` over `owned` queues, each with room for `most_of_block` commands; `None` for a launch
+    /// Spreads the rows of `launch`, `few` to a block at least, over `owned` queues, each with room for `most_of_block` commands; `None` for a launch
     /// that goes by shared queues, also for one of more than `most_bytes` bytes.
     fn of(
         launch: &GatherLaunch,
-        owned: u32,
+        (owned, few): (u32, u64),
         (most_of_block, most_bytes): (u32, u64),
     ) -> Option<Self> {
         let in_slots = STATION_BYTES.checked_div(launch.slot_bytes.into())?;
@@ -71,7 +91,7 @@ impl OwnedShape {
         if !is_fit || bytes > most_bytes || launch.count > most * u64::from(owned) {
             return None;
         }
-        let blocks = launch.count.div_ceil(FEW_ROWS.min(most));
+        let blocks = launch.count.div_ceil(few.min(most));
         let rows_of_block = launch.count.div_ceil(blocks.min(owned.into()));
         // Rounded up, the rows of a block may leave the last blocks without any.
         let blocks = launch.count.div_ceil(rows_of_block) as u32;
@@ -105,7 +125,7 @@ mod tests {
     }
 
     fn shape(launch: &GatherLaunch, owned: u32, most: u32) -> Option<(u32, u32)> {
-        OwnedShape::of(launch, owned, (most, MOST_BYTES))
+        OwnedShape::of(launch, (owned, FEW_ROWS), (most, MOST_BYTES))
             .map(|shape| (shape.blocks, shape.rows_of_block))
     }
 
@@ -123,6 +143,12 @@ mod tests {
     }
 
     #[test]
+    fn some_queues_are_never_held_between_two_launches() {
+        let held = [0, 1, 2, 4, 16, 32].map(held_stations);
+        assert_eq!(held, [0, 0, 1, 3, 12, 24]);
+    }
+
+    #[test]
     fn a_block_has_no_more_rows_than_slots_commands_and_threads() {
         for (count, slot, owned, most) in [
             (1, 4096, 1, 256),
@@ -131,7 +157,8 @@ mod tests {
             (33, 512, 16, 256),
         ] {
             let launch = of(count, 256, slot, 4);
-            let shape = OwnedShape::of(&launch, owned, (most, MOST_BYTES)).expect("it fits");
+            let shape =
+                OwnedShape::of(&launch, (owned, FEW_ROWS), (most, MOST_BYTES)).expect("it fits");
             let (blocks, rows) = (u64::from(shape.blocks), u64::from(shape.rows_of_block));
             assert!(shape.blocks <= owned && shape.rows_of_block <= most);
             assert!(shape.threads >= shape.rows_of_block && shape.threads <= BLOCK_THREADS);

@@ -46,6 +46,7 @@ pub(super) struct LaunchMailbox {
     pages: Arc<DmaPages>,
     gate_words: usize,
     launches: usize,
+    stations: usize,
 }
 
 impl LaunchMailbox {
@@ -55,13 +56,15 @@ impl LaunchMailbox {
     /// Without memory that the GPU reaches.
     pub fn new(gpu: &Arc<Gpu>, stations: u32, launches: u32) -> Result<Self> {
         let (gate_words, launches) = (gate::words(stations), launches as usize);
-        let bytes = head(gate_words) + launches * size_of::<SummaryWords>();
+        let late = stations as usize * size_of::<AtomicU32>();
+        let bytes = head(gate_words) + launches * size_of::<SummaryWords>() + late;
         let (pages, registered) = RegisteredMemory::pinned(gpu, bytes)?;
         Ok(Self {
             registered,
             pages,
             gate_words,
             launches,
+            stations: stations as usize,
         })
     }
 
@@ -83,9 +86,30 @@ impl LaunchMailbox {
 
     fn summaries(&self) -> &[SummaryWords] {
         let start = self.pages.start().wrapping_add(head(self.gate_words));
-        // SAFETY: the pages end with these summaries, aligned to 64 bytes, and live as long as the borrow. Both sides
+        // SAFETY: the pages hold these summaries, aligned to 64 bytes, and live as long as the borrow. Both sides
         // use them as atomics alone.
         unsafe { std::slice::from_raw_parts(start.cast(), self.launches) }
+    }
+
+    /// Returns the offset of the counts of late rows, behind the summaries.
+    fn late_rows_offset(&self) -> usize {
+        head(self.gate_words) + self.launches * size_of::<SummaryWords>()
+    }
+
+    /// Returns the GPU's address of a `u32` for each station: rows that second launches read by themselves.
+    pub fn late_rows_address(&self) -> u64 {
+        self.registered.address() + self.late_rows_offset() as u64
+    }
+
+    /// Returns the number of rows of gathers in halves that second launches read by themselves.
+    pub fn late_rows(&self) -> u64 {
+        let start = self.pages.start().wrapping_add(self.late_rows_offset());
+        // SAFETY: the pages end with a word for each station, aligned to 8 bytes, and live as long as the borrow. Both
+        // sides use them as atomics alone.
+        let counts: &[AtomicU32] =
+            unsafe { std::slice::from_raw_parts(start.cast(), self.stations) };
+        let count = |count: &AtomicU32| u64::from(count.load(Order::Relaxed, Scope::Sys));
+        counts.iter().map(count).sum()
     }
 
     /// Returns the GPU's address of the gate's words.

@@ -19,6 +19,9 @@ pub(super) struct RowKernels {
     pub gather: KernelFunction,
     /// Gathers by queues that blocks own.
     pub gather_batched: KernelFunction,
+    /// The same in two launches.
+    pub begin_batched: KernelFunction,
+    pub finish_batched: KernelFunction,
     pub gather_cached: KernelFunction,
     pub gather_striped: KernelFunction,
     pub read_ranges: KernelFunction,
@@ -40,6 +43,8 @@ impl RowKernels {
         Ok(Self {
             gather: gathers.function("nvme_gather")?,
             gather_batched: gathers.function("nvme_gather_batched")?,
+            begin_batched: gathers.function("nvme_begin_batched")?,
+            finish_batched: gathers.function("nvme_finish_batched")?,
             gather_cached: gathers.function("nvme_gather_cached")?,
             gather_striped: gathers.function("nvme_gather_striped")?,
             read_ranges: gathers.function("nvme_read_ranges")?,

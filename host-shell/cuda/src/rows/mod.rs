@@ -9,7 +9,8 @@
 //! - [`RowTable`]: location and size of rows.
 //! - [`PendingRows`]: a gather under way.
 //! - `streamed`: rows that the caller's kernel consumes while it reads them.
-//! - `batched`: gathers of few rows, by queues that blocks own (docs/adr/0028).
+//! - `batched`: gathers of few rows, by queues that blocks own (docs/adr/0028). `halves`: the same as two launches, with
+//!   other work between them (docs/adr/0029).
 //! - `ranges`: reads of any length, many in one launch. `scatter`: rows that the GPU writes.
 //! - `wide`: rows whose elements a second launch dequantises or upcasts.
 //! - `board`, `state`: the words and the memory that launches and their recovery share.
@@ -17,14 +18,17 @@
 #![allow(unsafe_code)]
 
 mod batched;
+mod begun_point;
 mod board;
 mod by_host;
 mod cache;
 mod ended;
+mod halves;
 mod kernels;
 mod numbers;
 mod pending;
 mod ranges;
+mod records;
 mod request;
 mod scatter;
 mod slot;
@@ -34,9 +38,11 @@ mod striped;
 mod watch;
 mod wide;
 
+pub use begun_point::BegunPoint;
 pub use board::RowFailures;
 pub use by_host::{HostRows, MoveRows};
 pub use cache::TableCache;
+pub use halves::{BegunRows, GatherIds, GatherTarget};
 pub use pending::{GatherOutcome, LaunchSequence, PendingRows};
 pub use request::{ReadList, ReadRange, RowDirection, RowRequest, RowTable};
 pub(super) use state::RowsState;

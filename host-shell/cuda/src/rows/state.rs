@@ -6,6 +6,7 @@ use super::super::lent::QueueUsers;
 use super::super::memory::DeviceMemory;
 use super::board::LaunchMailbox;
 use super::numbers::{LAUNCHES, LaunchNumbers};
+use super::records::RecordPool;
 use nvme_core::spec::nvm;
 use nvme_driver::controller::session::{FactsStanding, UserFacts};
 use nvme_driver::error::Result;
@@ -34,6 +35,8 @@ pub(in super::super) struct StationMemory {
 pub(super) struct GatherCounts {
     pub owned: AtomicU64,
     pub shared: AtomicU64,
+    /// Gathers in halves, of which the first launch may take such queues.
+    pub begun: AtomicU64,
 }
 
 /// State that launches of one store share.
@@ -57,6 +60,8 @@ pub(in super::super) struct RowsState {
     pub footing: OnceLock<Weak<UserFacts>>,
     /// Counts of gathers.
     pub(super) counts: GatherCounts,
+    /// Memory of gathers in halves.
+    pub(super) records: Arc<RecordPool>,
     /// A kernel of the caller's may name this memory at any time: it is never freed.
     pub is_kept: AtomicBool,
 }
@@ -84,6 +89,7 @@ impl RowsState {
             is_stuck: AtomicBool::new(false),
             footing: OnceLock::new(),
             counts: GatherCounts::default(),
+            records: Arc::default(),
             is_kept: AtomicBool::new(false),
         })
     }

@@ -373,8 +373,15 @@ impl Lane {
             "--config",
             "profile.dev.package.nvme-gpu-kernel.opt-level=0",
         ]);
-        if package == "nvme-tests" {
-            cargo.arg("--no-default-features");
+        match package {
+            "nvme-tests" => {
+                cargo.arg("--no-default-features");
+            }
+            // Tests of kernels run their source on the host.
+            "nvme-gpu-kernel" => {
+                cargo.args(["--features", "lanes"]);
+            }
+            _ => {}
         }
         cargo
             .current_dir(&self.tree)

@@ -8,9 +8,10 @@ use crate::report::Outcome;
 use nvme_gpu_kernel::rows::code;
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::cuda::{
-    DeviceMemory, Gpu, PendingRows, RowFailures, RowRequest, RowTable, RowsOptions, Stream,
+    DeviceMemory, GatherIds, GatherTarget, Gpu, PendingRows, RowFailures, RowRequest, RowTable,
+    RowsOptions, Stream,
 };
-use nvme_host::store::{GpuOptions, RowElement};
+use nvme_host::store::{BegunGather, GpuOptions, RowElement};
 use nvme_host::{Store, StoreOptions, Table};
 use std::sync::Arc;
 use std::time::Duration;
@@ -215,6 +216,36 @@ impl Job {
         drive.gather(&self.table, &self.request(), stream)
     }
 
+    /// Begins the gather in `stream`, a `CUstream`.
+    pub fn begin_on(&self, drive: &Drive, stream: u64) -> Outcome<BegunGather> {
+        let ids = GatherIds {
+            ids: self.device_ids.address(),
+            wide_ids: self.wide,
+            count: self.ids.len() as u64,
+        };
+        let table = drive.kept(&self.table)?;
+        // SAFETY: the job's memory outlives the gather, which is waited for, or ends with the store.
+        unsafe { table.begin_on_gpu(&ids, stream) }.map_err(text)
+    }
+
+    /// Finishes it in `stream`, a `CUstream`.
+    ///
+    /// # Errors
+    /// As `BegunGather::finish`.
+    pub fn finish_on(
+        &self,
+        begun: &mut BegunGather,
+        stream: u64,
+    ) -> nvme_host::Result<PendingRows> {
+        let target = GatherTarget {
+            out: self.out.address(),
+            out_stride: self.stride,
+            status: self.status.address(),
+        };
+        // SAFETY: as above.
+        unsafe { begun.finish(&target, stream) }
+    }
+
     fn request(&self) -> RowRequest {
         RowRequest {
             ids: self.device_ids.address(),
@@ -335,12 +366,17 @@ impl Drive {
         request: &RowRequest,
         stream: u64,
     ) -> Outcome<PendingRows> {
-        let table = match &self.cached {
-            Some(cached) => cached.clone(),
-            None => self.rows(table)?,
-        };
+        let table = self.kept(table)?;
         // SAFETY: the jobs' memory outlives the gathers, which are waited for.
         unsafe { table.gather_on_gpu(request, stream) }.map_err(text)
+    }
+
+    /// The table, or the one with a cache.
+    fn kept(&self, table: &RowTable) -> Outcome<Table> {
+        match &self.cached {
+            Some(cached) => Ok(cached.clone()),
+            None => self.rows(table),
+        }
     }
 
     pub fn rows(&self, table: &RowTable) -> Outcome<Table> {

@@ -1,0 +1,346 @@
+//! Gathers in halves: one launch submits the reads and leaves the GPU, a second one copies the rows (docs/adr/0029).
+//!
+//! Between the two a gather holds stations, and no block of it is on the GPU. One that is dropped before its second
+//! launch gives them back by a launch of its own, in a stream of its own.
+// UNSAFETY: launches kernels over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use super::super::captured::keep_with_graph;
+use super::super::leftovers::{self, LaunchLeftover};
+use super::super::pointer::KernelArgument;
+use super::super::stream::Stream;
+use super::batched::{OwnedShape, held_stations};
+use super::begun_point::BegunPoint;
+use super::kernels::RowKernels;
+use super::pending::PendingRows;
+use super::records::RecordMemory;
+use super::request::{RowDirection, RowRequest, RowTable};
+use super::slot::{LaunchSlot, Named};
+use super::state::RowsState;
+use super::{GpuRows, closed};
+use crate::module::KernelFunction;
+use nvme_core::spec::nvm;
+use nvme_driver::error::{Error, Result};
+use nvme_driver::lock::lock;
+use nvme_gpu_kernel::rows::{Batched, GatherLaunch, HalvedGather, RECORD_BYTES};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Ids of the rows of a gather in halves.
+#[derive(Clone, Copy, Debug)]
+pub struct GatherIds {
+    /// Address on the GPU of `count` ids, `i64` when `wide_ids`, else `i32`. 0 means rows 0, 1, 2 and so on.
+    pub ids: u64,
+    /// True if ids are `i64`.
+    pub wide_ids: bool,
+    /// Number of ids.
+    pub count: u64,
+}
+
+/// Addresses on the GPU at which the second half stores rows and row status.
+#[derive(Clone, Copy, Debug)]
+pub struct GatherTarget {
+    /// Address of the first row.
+    pub out: u64,
+    /// Bytes from one row to the next there.
+    pub out_stride: u64,
+    /// Address of an `i32` for each row, which receives its status, or 0.
+    pub status: u64,
+}
+
+/// Rows whose reads were submitted, or will be by a graph.
+#[must_use = "the rows come with the second half"]
+pub struct BegunRows {
+    halves: Arc<GatherHalves>,
+}
+
+/// The two launches of a gather. The handle has it, and so does the graph of a captured one: with the last of them the
+/// stations come back.
+struct GatherHalves {
+    state: Arc<RowsState>,
+    kernels: Arc<RowKernels>,
+    record: Arc<RecordMemory>,
+    halved: HalvedGather,
+    shape: OwnedShape,
+    point: BegunPoint,
+    /// Number of the second launch, until that is in a stream.
+    second: Mutex<Option<LaunchSlot>>,
+    /// The first launch is in its stream, or in a graph.
+    is_begun: AtomicBool,
+}
+
+/// A gather in halves, as the graph has it that its first launch was captured in.
+struct HalvesOfGraph(#[expect(dead_code, reason = "held for its drop")] Arc<GatherHalves>);
+
+impl LaunchLeftover for HalvesOfGraph {}
+
+impl GpuRows {
+    /// Begins a gather in `stream`, a `CUstream` of this GPU: its launch submits the reads, and leaves the GPU. Returns
+    /// `None`, with nothing in the stream, for rows that no queue of a block can be held for: without such queues, for
+    /// more bytes or rows than their limits, and for rows that are not in units of 16 bytes.
+    ///
+    /// # Safety
+    /// The ids are valid on the GPU until the launch has ended, and for as long as a graph that captured it may be launched.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    pub unsafe fn begin(
+        &self,
+        table: &RowTable,
+        ids: &GatherIds,
+        stream: u64,
+    ) -> Result<Option<BegunRows>> {
+        self.check(table)?;
+        let width = if ids.wide_ids { 8 } else { 4 };
+        let count = if ids.ids == 0 { 0 } else { ids.count };
+        let argument = KernelArgument::read("ids", ids.ids, count, width);
+        let [address] = self.gpu().judge_all(stream, [argument])?;
+        let request = RowRequest {
+            ids: address,
+            wide_ids: ids.wide_ids,
+            count: ids.count,
+            out: 0,
+            out_stride: table.row_bytes.into(),
+            status: 0,
+        };
+        let launch = self.launch(table, &request).ok_or_else(closed)?;
+        let Some((batched, shape)) = self.halved(&launch) else {
+            return Ok(None);
+        };
+        self.check_current(nvm::opcode::READ)?;
+        let halves = Arc::new(self.halves((batched, shape), stream)?);
+        // SAFETY: the caller's.
+        unsafe { halves.begin(stream) }?;
+        self.state.counts.begun.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(BegunRows { halves }))
+    }
+
+    /// Reserves what the two launches need.
+    fn halves(&self, (batched, shape): (Batched, OwnedShape), stream: u64) -> Result<GatherHalves> {
+        let state = &self.state;
+        let kernels = self.kernels.as_ref().ok_or_else(closed)?;
+        // As many records each time: those of the next gather are where this one leaves zeros.
+        let ids_at = u64::from(self.owned) * RECORD_BYTES;
+        let bytes = ids_at + batched.gather.count * 8;
+        let second = self.slot()?;
+        let record = state.records.take(&state.gpu, bytes as usize)?;
+        let halved = HalvedGather {
+            batched,
+            records: record.address(),
+            kept_ids: record.address() + ids_at,
+            late_rows: state.memory.board.late_rows_address(),
+            held_stations: held_stations(self.owned),
+            is_dropped: 0,
+        };
+        Ok(GatherHalves {
+            state: Arc::clone(state),
+            kernels: Arc::clone(kernels),
+            record: Arc::new(record),
+            halved,
+            shape,
+            point: BegunPoint::new(&state.gpu, stream)?,
+            second: Mutex::new(Some(second)),
+            is_begun: AtomicBool::new(false),
+        })
+    }
+
+    /// Returns the number of gathers that were begun, and of their rows that the second launch had to read by itself.
+    pub fn begun(&self) -> (u64, u64) {
+        let begun = self.state.counts.begun.load(Ordering::Relaxed);
+        (begun, self.state.memory.board.late_rows())
+    }
+}
+
+impl BegunRows {
+    /// Finishes the gather in `stream`, a `CUstream` of its GPU, after the first half, also where that is in another
+    /// stream: waits for the reads, copies the rows to `target` and frees the stations. Returns before it runs. A read has
+    /// its deadline from the time when it was submitted. After a recovery between the halves each row is zero with status
+    /// [`GONE`](nvme_gpu_kernel::rows::code::GONE).
+    ///
+    /// # Safety
+    /// The addresses in `target` are valid on the GPU for all rows until the gather has ended, and for as long as a graph
+    /// that captured it may be launched.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a gather that was finished before, for an output that is not in units of 16 bytes, and as
+    /// [`BegunPoint::order`]; [`Error::Environment`] with the driver's answer. The gather can be finished still, except for
+    /// the first of these.
+    pub unsafe fn finish(&mut self, target: &GatherTarget, stream: u64) -> Result<PendingRows> {
+        let halves = &*self.halves;
+        let gather = &halves.halved.batched.gather;
+        let mut second = lock(&halves.second);
+        if second.is_none() {
+            return Err(BegunPoint::finished_twice());
+        }
+        let request = RowRequest {
+            ids: 0,
+            wide_ids: true,
+            count: gather.count,
+            out: target.out,
+            out_stride: target.out_stride,
+            status: target.status,
+        };
+        let (row_bytes, gpu) = (gather.row_bytes.into(), &halves.state.gpu);
+        let request = request.judged(gpu, row_bytes, RowDirection::Read, stream)?;
+        if (request.out | request.out_stride) % 16 != 0 {
+            return Err(Error::usage(
+                format!(
+                    "rows that were begun go to multiples of 16 bytes: out is at {:#x}, its rows are {} bytes apart",
+                    request.out, request.out_stride
+                ),
+                "align the output, or gather the rows by one call",
+            ));
+        }
+        halves.point.order(stream)?;
+        let slot = second.take().ok_or_else(BegunPoint::finished_twice)?;
+        let launch = GatherLaunch {
+            out: request.out,
+            out_stride: request.out_stride,
+            status: request.status,
+            ..*gather
+        };
+        // SAFETY: the caller's.
+        let put = unsafe { halves.put(slot, launch, 0, stream) };
+        if put.is_err() {
+            *second = halves.state.reserve(1)?.pop();
+        }
+        Ok(PendingRows::of_kernel(put?))
+    }
+
+    /// Gives up the rows. Returns the launch by which the stations come back; once it has ended nothing uses the ids. Of a
+    /// captured gather the stations come back with its graph.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with the driver's answer.
+    pub fn cancel(self) -> Result<PendingRows> {
+        if self.halves.point.is_captured() {
+            return Ok(PendingRows::nothing());
+        }
+        match self.halves.cancel() {
+            Some(given_back) => given_back.map(PendingRows::of_kernel),
+            None => Ok(PendingRows::nothing()),
+        }
+    }
+
+    /// True if it was finished.
+    pub fn is_finished(&self) -> bool {
+        lock(&self.halves.second).is_none()
+    }
+}
+
+impl GatherHalves {
+    /// Puts the first launch into `stream`.
+    ///
+    /// # Safety
+    /// As [`GpuRows::begin`].
+    unsafe fn begin(self: &Arc<Self>, stream: u64) -> Result<()> {
+        let _guest = self.state.gpu.enter()?;
+        if self.point.is_captured() {
+            keep_with_graph(stream, Box::new(HalvesOfGraph(Arc::clone(self))))?;
+        }
+        // Blocks of different gathers begin their search at different stations.
+        let number = lock(&self.second).as_ref().map_or(0, LaunchSlot::number);
+        let gather = GatherLaunch {
+            summary: self.state.memory.board.summary_address(number),
+            ..self.halved.batched.gather
+        };
+        let halved = self.halved_of(gather, 0);
+        // SAFETY: the caller's.
+        unsafe { self.launch(stream, self.kernels.begin_batched, &halved) }?;
+        // Without the event nothing can be ordered after the launch, so that the stations stay taken.
+        let recorded = self.point.record();
+        match &recorded {
+            Ok(()) => self.is_begun.store(true, Ordering::Release),
+            Err(_) => std::mem::forget(Arc::clone(&self.record)),
+        }
+        recorded
+    }
+
+    fn halved_of(&self, gather: GatherLaunch, is_dropped: u32) -> HalvedGather {
+        HalvedGather {
+            batched: Batched {
+                gather,
+                ..self.halved.batched
+            },
+            is_dropped,
+            ..self.halved
+        }
+    }
+
+    /// Puts the second launch into `stream`, as launch `slot`.
+    ///
+    /// # Safety
+    /// As [`BegunRows::finish`], for the addresses in `launch`.
+    unsafe fn put(
+        &self,
+        slot: LaunchSlot,
+        launch: GatherLaunch,
+        is_dropped: u32,
+        stream: u64,
+    ) -> Result<Arc<LaunchSlot>> {
+        let named: Named = Some(Arc::clone(&self.record) as _);
+        slot.put(launch, (&self.kernels, named), stream, |gather| {
+            let halved = self.halved_of(gather, is_dropped);
+            // SAFETY: the caller's.
+            unsafe { self.launch(stream, self.kernels.finish_batched, &halved) }
+        })
+    }
+
+    /// # Safety
+    /// `kernel` takes one `HalvedGather`; its addresses are valid as that says.
+    unsafe fn launch(
+        &self,
+        stream: u64,
+        kernel: KernelFunction,
+        halved: &HalvedGather,
+    ) -> Result<()> {
+        let size = (self.shape.blocks, self.shape.threads);
+        // SAFETY: the caller's.
+        unsafe { self.kernels.launch_of(stream, kernel, size, halved) }
+    }
+
+    /// Gives back what a gather holds that is begun and not finished, or that is in a graph.
+    fn cancel(&self) -> Option<Result<Arc<LaunchSlot>>> {
+        let second = lock(&self.second).take();
+        let is_left = second.is_some() || self.point.is_captured();
+        if !is_left || !self.is_begun.load(Ordering::Acquire) {
+            return None;
+        }
+        let given_back = self.give_back(second);
+        if given_back.is_err() {
+            // The driver takes no launches any more. Those before may still use the memory.
+            std::mem::forget(Arc::clone(&self.record));
+        }
+        Some(given_back)
+    }
+
+    /// Puts a launch into a stream of its own that waits for the reads, and frees the stations.
+    fn give_back(&self, slot: Option<LaunchSlot>) -> Result<Arc<LaunchSlot>> {
+        let slot = match slot {
+            Some(slot) => slot,
+            None => self.state.reserve(1)?.pop().ok_or_else(closed)?,
+        };
+        let stream = Stream::new(&self.state.gpu)?;
+        self.point.before(stream.handle())?;
+        let gather = self.halved.batched.gather;
+        // SAFETY: no rows are stored; the other addresses are ours until the launch has ended.
+        unsafe { self.put(slot, gather, 1, stream.handle()) }
+    }
+}
+
+impl Drop for GatherHalves {
+    fn drop(&mut self) {
+        if let Some(Ok(slot)) = self.cancel() {
+            leftovers::keep(Box::new(GivenBack(slot)));
+        }
+    }
+}
+
+/// A launch that frees stations, with the words that it uses: its store may be gone.
+struct GivenBack(Arc<LaunchSlot>);
+
+impl LaunchLeftover for GivenBack {
+    fn is_over(&self) -> bool {
+        self.0.ended() != 0
+    }
+}

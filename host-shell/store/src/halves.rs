@@ -1,0 +1,174 @@
+//! Gathers in halves: a first call submits the reads of rows on a GPU, a second one waits for them and copies the rows.
+//! Work of the caller's that comes between the two in the order of streams has the GPU to itself.
+// UNSAFETY: requests hold addresses of GPU memory, for which the caller vouches.
+#![allow(unsafe_code)]
+
+use super::space::StoreSpace;
+use super::table::Table;
+use nvme_cuda::{
+    BegunPoint, BegunRows, GatherIds, GatherTarget, PendingRows, RowRequest, TableCache,
+};
+use nvme_driver::error::{Error, Result};
+use std::sync::{Arc, Weak};
+
+/// A gather whose second half is to come. Dropped before that, it gives back what it holds, and the program is not kept
+/// waiting.
+#[must_use = "the rows come with the second half"]
+pub struct BegunGather {
+    by: BegunBy,
+}
+
+/// Submission of the reads.
+enum BegunBy {
+    /// By the first half.
+    Queues(BegunRows),
+    /// By the second half, as those of any gather.
+    Later {
+        rows: LaterRows,
+        ids: GatherIds,
+        point: BegunPoint,
+        is_finished: bool,
+    },
+}
+
+/// A table that does not keep its store open.
+struct LaterRows {
+    space: Weak<StoreSpace>,
+    /// Offset, rows and bytes of a row.
+    shape: (u64, u64, u64),
+    cache: Option<Arc<TableCache>>,
+}
+
+impl LaterRows {
+    fn of(table: &Table) -> Self {
+        Self {
+            space: Arc::downgrade(&table.space),
+            shape: (table.offset(), table.rows(), table.row_bytes()),
+            cache: table.cache.clone(),
+        }
+    }
+
+    /// # Errors
+    /// [`Error::Gone`] once the store was closed.
+    fn table(&self) -> Result<Table> {
+        let space = self.space.upgrade().ok_or_else(|| Error::Gone {
+            cause: "the store was closed".to_owned(),
+        })?;
+        let (offset, rows, row_bytes) = self.shape;
+        let mut table = Table::new(space, offset, rows, row_bytes)?;
+        table.cache.clone_from(&self.cache);
+        Ok(table)
+    }
+}
+
+impl Table {
+    /// Begins a gather on a GPU: enqueues a launch in `stream`, a `CUstream` of the store's GPU (0 is the default one),
+    /// that submits the reads of the rows and leaves the GPU. [`BegunGather::finish`] waits for them and copies the rows.
+    /// In between no block of the gather is on the GPU: launches of the caller's have all of it while the drive works.
+    ///
+    /// This is for few rows of one drive (768 rows of 256 bytes, by default), in units of 16 bytes, without a cache. The
+    /// second half reads all other rows by itself, and rows that are begun when other gathers hold all queues that may be
+    /// held: [`StoreStats::late_rows`](super::StoreStats::late_rows) counts the latter. A gather sees every write of the
+    /// store that had returned before its first half begins on the GPU; of later writes it may see any.
+    ///
+    /// # Safety
+    /// The ids are valid on the GPU, and stay as they are, until the second half has ended, and for as long as a graph that
+    /// captured the halves may be launched.
+    ///
+    /// # Errors
+    /// As [`gather_on_gpu`](Self::gather_on_gpu).
+    pub unsafe fn begin_on_gpu(&self, ids: &GatherIds, stream: u64) -> Result<BegunGather> {
+        if let Some(rows) = self.owned_rows()? {
+            // SAFETY: the caller's.
+            let begun = unsafe { rows.begin(&self.of_namespace(), ids, stream) }?;
+            if let Some(begun) = begun {
+                let by = BegunBy::Queues(begun);
+                return Ok(BegunGather { by });
+            }
+        }
+        let point = BegunPoint::new(self.space.gpu()?.gpu(), stream)?;
+        point.record()?;
+        Ok(BegunGather {
+            by: BegunBy::Later {
+                rows: LaterRows::of(self),
+                ids: *ids,
+                point,
+                is_finished: false,
+            },
+        })
+    }
+}
+
+impl BegunGather {
+    /// Finishes the gather: enqueues in `stream`, a `CUstream` of the store's GPU, a launch that waits for the reads, copies
+    /// the rows to `target` and stores their status. It comes after the first half, whichever stream that is in. Returns
+    /// before it runs. Both halves may be captured in one graph.
+    ///
+    /// The deadline of a read counts from its submission. A recovery, or the end of the store, between the halves fails the
+    /// rows: they are zero, with status [`RowStatus::Gone`](super::status::RowStatus::Gone).
+    ///
+    /// # Safety
+    /// The addresses in `target` are valid on the GPU for all rows until the launch has ended, and for as long as a graph
+    /// that captured it may be launched.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a gather that was finished before, for rows that were begun and go to addresses that are no
+    /// multiples of 16, and where one half is captured in a graph and the other is not in the same capture;
+    /// [`Error::Gone`] for a store that was closed, where the second half is to submit the reads; as
+    /// [`gather_on_gpu`](Table::gather_on_gpu). The gather can be finished still, except for the first of these.
+    pub unsafe fn finish(&mut self, target: &GatherTarget, stream: u64) -> Result<PendingRows> {
+        match &mut self.by {
+            // SAFETY: the caller's.
+            BegunBy::Queues(begun) => unsafe { begun.finish(target, stream) },
+            BegunBy::Later { is_finished, .. } if *is_finished => Err(BegunPoint::finished_twice()),
+            BegunBy::Later {
+                rows,
+                ids,
+                point,
+                is_finished,
+            } => {
+                let table = rows.table()?;
+                point.order(stream)?;
+                let request = RowRequest {
+                    ids: ids.ids,
+                    wide_ids: ids.wide_ids,
+                    count: ids.count,
+                    out: target.out,
+                    out_stride: target.out_stride,
+                    status: target.status,
+                };
+                // SAFETY: the caller's.
+                let pending = unsafe { table.gather_on_gpu(&request, stream) };
+                // One that could be launched in part only is no gather that can be finished again.
+                *is_finished =
+                    !matches!(&pending, Err(error) if !matches!(error, Error::Unfinished { .. }));
+                pending
+            }
+        }
+    }
+
+    /// Gives up the rows, as dropping it does. Returns the launch by which what it holds comes back; once it has ended
+    /// nothing uses the ids.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with the driver's answer.
+    pub fn cancel(self) -> Result<PendingRows> {
+        match self.by {
+            BegunBy::Queues(begun) => begun.cancel(),
+            BegunBy::Later { .. } => Ok(PendingRows::nothing()),
+        }
+    }
+
+    /// True if the first half submits the reads; otherwise the second one does.
+    pub fn submits(&self) -> bool {
+        matches!(self.by, BegunBy::Queues(_))
+    }
+
+    /// True if it was finished.
+    pub fn is_finished(&self) -> bool {
+        match &self.by {
+            BegunBy::Queues(begun) => begun.is_finished(),
+            BegunBy::Later { is_finished, .. } => *is_finished,
+        }
+    }
+}
