@@ -19,4 +19,6 @@ pub struct Counts {
     pub writes: u64,
     /// Recoveries.
     pub recoveries: u64,
+    /// Gathers in halves that ended.
+    pub halves: u64,
 }

@@ -9,7 +9,8 @@ use crate::memory::{Area, PAGE};
 use crate::setup::BLOCK_BYTES;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_gpu_kernel::entries::{
-    nvme_gather, nvme_gather_batched, nvme_gather_cached, nvme_read_listed, nvme_scatter,
+    nvme_begin_batched, nvme_finish_batched, nvme_gather, nvme_gather_batched, nvme_gather_cached,
+    nvme_read_listed, nvme_scatter,
 };
 use nvme_gpu_kernel::lanes::{HostGrid, LaunchTurn, RunningLaunch as Lanes};
 use nvme_gpu_kernel::rows::{
@@ -34,6 +35,9 @@ pub(super) enum Work {
     Scatter,
     /// A gather by the queue that one station owns.
     Batched,
+    /// The two halves of such a gather.
+    Begin,
+    Finish,
 }
 
 /// A launch under way, or one that has ended.
@@ -49,7 +53,7 @@ pub(super) struct Launch {
     versions: Vec<(u32, u32)>,
     codes: Vec<AtomicU32>,
     /// The versions of blocks that it has to see at least.
-    floor: Vec<u32>,
+    pub(super) floor: Vec<u32>,
     lanes: Option<Lanes>,
     // What the kernel is given addresses of.
     id_words: Vec<AtomicU64>,
@@ -201,7 +205,7 @@ impl World<'_> {
     fn rows_of(&self, work: Work) -> GatherLaunch {
         match work {
             Work::Scatter => self.whole,
-            Work::Gather | Work::Cached | Work::Batched => self.rows,
+            Work::Gather | Work::Cached | Work::Batched | Work::Begin | Work::Finish => self.rows,
             Work::Listed => GatherLaunch {
                 row_bytes: 1 << PIECE_SHIFT,
                 slot_bytes: 1 << PIECE_SHIFT,
@@ -213,7 +217,9 @@ impl World<'_> {
     fn start(&mut self, mut launch: Launch, blocks: u32) {
         let threads = match launch.work {
             // As many as its rows need, and two warps at least.
-            Work::Batched => (launch.ids.len() as u32).next_multiple_of(32).max(64),
+            Work::Batched | Work::Begin | Work::Finish => {
+                (launch.ids.len() as u32).next_multiple_of(32).max(64)
+            }
             _ => BLOCK_THREADS,
         };
         let grid = HostGrid {
@@ -226,15 +232,24 @@ impl World<'_> {
         launch.lanes = Some(match launch.work {
             // SAFETY: what the addresses name lives in the world and in the launch, which ends before both.
             Work::Gather => Lanes::new(grid, move || unsafe { nvme_gather(gather) }),
-            Work::Batched => {
+            Work::Batched | Work::Begin | Work::Finish => {
                 let batched = Batched {
                     gather,
                     owned: self.owned,
                     rows_of_block: launch.ids.len() as u32,
                     reserved: 0,
                 };
-                // SAFETY: as above.
-                Lanes::new(grid, move || unsafe { nvme_gather_batched(batched) })
+                let halved = self.halves.launch(batched);
+                match launch.work {
+                    // SAFETY: as above.
+                    Work::Begin => Lanes::new(grid, move || unsafe { nvme_begin_batched(halved) }),
+                    // SAFETY: as above.
+                    Work::Finish => {
+                        Lanes::new(grid, move || unsafe { nvme_finish_batched(halved) })
+                    }
+                    // SAFETY: as above.
+                    _ => Lanes::new(grid, move || unsafe { nvme_gather_batched(batched) }),
+                }
             }
             Work::Cached => {
                 let cached = CachedGather {
@@ -340,6 +355,15 @@ impl World<'_> {
     fn end(&mut self, index: usize) -> Result<(), Failure> {
         let launch = &self.launches[index];
         let fail = |text: String| Failure::new("rows", format!("{:?}: {text}", launch.work));
+        if launch.work == Work::Begin {
+            let told = launch.told();
+            let is_silent = told == (0, 0, 0) && launch.codes().all(|code| code.is_none());
+            self.tell("begun", index as u32, 0);
+            return match is_silent {
+                true => Ok(()),
+                false => Err(Failure::new("rows", format!("a first half told {told:?}"))),
+            };
+        }
         let failed = launch.codes().filter(|code| *code != Some(code::OK));
         let (ended, told, worst) = launch.told();
         if (ended, told) != (1, failed.count() as u64) || (worst == 0) != (told == 0) {
@@ -352,8 +376,9 @@ impl World<'_> {
         let outcome = match launch.work {
             Work::Scatter => self.judge_writes(index),
             Work::Listed => self.judge_pieces(index),
-            Work::Gather | Work::Cached | Work::Batched => self.judge_rows(index),
+            _ => self.judge_rows(index),
         };
+        self.counts.halves += u64::from(self.launches[index].work == Work::Finish);
         outcome.map_err(|text| {
             Failure::new("rows", format!("{:?}: {text}", self.launches[index].work))
         })?;
