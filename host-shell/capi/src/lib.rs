@@ -7,7 +7,7 @@
 //! - [`handles`], [`opened`]: open objects; [`process`]: state that a child of `fork` must not inherit.
 //! - [`border`]: the FFI boundary of each call.
 //! - [`request`], [`rows`]: the parts that functions of tables share.
-//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`],
+//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`], [`halves`],
 //!   [`device`]: the functions.
 // The functions document themselves for readers of the header; the general contract for pointers is in its
 // head.
@@ -16,6 +16,7 @@
 pub mod batch;
 pub mod border;
 pub mod device;
+pub mod halves;
 pub mod handles;
 pub mod memory;
 pub mod opened;

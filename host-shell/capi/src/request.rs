@@ -76,6 +76,10 @@ pub enum RowUse {
     Gather,
     Scatter,
     Add,
+    /// The first half of a gather.
+    Begin,
+    /// The second half.
+    Finish,
 }
 
 impl RowUse {
@@ -84,6 +88,8 @@ impl RowUse {
             Self::Gather => "a gather",
             Self::Scatter => "a scatter",
             Self::Add => "an addition",
+            Self::Begin => "the first half of a gather",
+            Self::Finish => "the second half of a gather",
         }
     }
 }
@@ -96,12 +102,22 @@ impl TableRequest {
     pub unsafe fn of(from: *const Self, of: RowUse) -> Answer<Self> {
         // SAFETY: the caller's.
         let request = unsafe { take(from) }?;
-        let gathers = of == RowUse::Gather;
+        let (gathers, begins, finishes) = (
+            of == RowUse::Gather,
+            of == RowUse::Begin,
+            of == RowUse::Finish,
+        );
+        let writes = matches!(of, RowUse::Scatter | RowUse::Add);
         let unused = [
-            ("out", !gathers && !request.out.is_null()),
+            ("ids", finishes && !request.ids.is_null()),
+            ("count", finishes && request.count != 0),
+            ("id_type", finishes && request.id_type != 0),
+            ("out", !(gathers || finishes) && !request.out.is_null()),
+            ("stride", begins && request.stride != 0),
+            ("row_status", begins && !request.row_status.is_null()),
             ("stored", !gathers && !request.stored.is_null()),
             ("dtype", !gathers && !request.dtype.is_null()),
-            ("rows", gathers && !request.rows.is_null()),
+            ("rows", !writes && !request.rows.is_null()),
             (
                 "duplicates",
                 of != RowUse::Scatter && request.duplicates != 0,
@@ -122,13 +138,21 @@ impl TableRequest {
         }
     }
 
+    /// Returns the ids: their address, whether they have 64 bits, and their number.
+    ///
+    /// # Errors
+    /// [`CallFailure`] for an unknown type of ids.
+    pub fn ids(&self) -> Answer<(*const c_void, bool, u64)> {
+        Ok((self.ids, is_wide(self.id_type)?, self.count))
+    }
+
     /// Judges the request for rows of `row_bytes` bytes.
     ///
     /// # Safety
     /// The caller fulfils the contract in the header for the pointers.
     pub unsafe fn rows(&self, row_bytes: u64, of: RowUse) -> Answer<(RowVerb, CallRows)> {
         let verb = match of {
-            RowUse::Gather => RowVerb::Gather,
+            RowUse::Gather | RowUse::Begin | RowUse::Finish => RowVerb::Gather,
             RowUse::Scatter => RowVerb::Scatter(duplicates(self.duplicates)?),
             RowUse::Add => RowVerb::ScatterAdd(element(self.element)?),
         };
@@ -143,14 +167,14 @@ impl TableRequest {
             None => row_bytes,
         };
         let places = match of {
-            RowUse::Gather => self.out.cast_const(),
             RowUse::Scatter | RowUse::Add => self.rows,
+            _ => self.out.cast_const(),
         };
         // SAFETY: the caller's.
         let mut rows = unsafe {
             CallRows::new(
                 row_bytes,
-                (self.ids, is_wide(self.id_type)?, self.count),
+                self.ids()?,
                 (places, self.stride),
                 self.row_status,
             )

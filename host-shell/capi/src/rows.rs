@@ -70,6 +70,48 @@ impl CallRows {
         }
     }
 
+    /// Creates the rows of the first half of a gather, whose places are not known yet.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    #[cfg(feature = "cuda")]
+    pub unsafe fn of_ids(row_bytes: u64, ids: (*const c_void, bool, u64)) -> Answer<Self> {
+        let (start, is_wide, count) = ids;
+        // SAFETY: the caller's; no byte lies at the place of the rows.
+        unsafe {
+            Ok(Self {
+                ids: CallMemory::elements(start, count, if is_wide { 8 } else { 4 }, "ids")?,
+                is_wide,
+                count,
+                rows: CallMemory::elements(std::ptr::dangling::<u8>(), 0, 1, "rows")?,
+                row_bytes,
+                stride: row_bytes,
+                status: None,
+                widen: None,
+            })
+        }
+    }
+
+    /// Returns the ids, of a gather in halves.
+    #[cfg(feature = "cuda")]
+    pub fn gather_ids(&self) -> nvme_host::cuda::GatherIds {
+        nvme_host::cuda::GatherIds {
+            ids: self.ids.address(),
+            wide_ids: self.is_wide,
+            count: self.count,
+        }
+    }
+
+    /// Returns the places of rows and status, of a gather in halves.
+    #[cfg(feature = "cuda")]
+    pub fn gather_target(&self) -> nvme_host::cuda::GatherTarget {
+        nvme_host::cuda::GatherTarget {
+            out: self.rows.address(),
+            out_stride: self.stride,
+            status: self.status.map_or(0, |status| status.address()),
+        }
+    }
+
     /// # Safety
     /// The ids are there, in host memory.
     unsafe fn ids(&self) -> Vec<i64> {

@@ -105,6 +105,10 @@ pub struct StoreStatistics {
     pub owned_gathers: u64,
     /// Gathers of one drive's rows, launched or captured, whose blocks share their queues.
     pub shared_gathers: u64,
+    /// Gathers of one drive's rows, launched or captured, whose reads nvme_gpu_gather_begin() submits.
+    pub begun_gathers: u64,
+    /// Rows of those that nvme_gpu_gather_finish() had to read: other gathers held the queues when they were begun.
+    pub late_rows: u64,
 }
 
 // SAFETY: integers, the size first.
@@ -397,6 +401,8 @@ pub unsafe extern "C" fn nvme_gpu_stats(
             calls: calls(),
             owned_gathers: stats.owned_gathers,
             shared_gathers: stats.shared_gathers,
+            begun_gathers: stats.begun_gathers,
+            late_rows: stats.late_rows,
         };
         // SAFETY: as the header says.
         unsafe { give(statistics, &known) }

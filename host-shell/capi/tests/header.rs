@@ -27,7 +27,7 @@ const TAIL: &str = "\
 #define NVME_GPU_OPTIONS_INIT { sizeof(nvme_gpu_options), NVME_GPU_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 ";
 
-const RENAMED: [(&str, &str); 14] = [
+const RENAMED: [(&str, &str); 15] = [
     ("StoreHandle", "nvme_gpu_t"),
     ("TableHandle", "nvme_gpu_table_t"),
     ("PendingHandle", "nvme_gpu_pending_t"),
@@ -38,6 +38,7 @@ const RENAMED: [(&str, &str); 14] = [
     ("RowsReport", "nvme_gpu_report"),
     ("TableRequest", "nvme_gpu_row_request"),
     ("BatchIo", "nvme_gpu_io"),
+    ("BegunHandle", "nvme_gpu_begun_t"),
     ("DeviceHandle", "nvme_gpu_device_t"),
     ("DeviceSetup", "nvme_gpu_device_setup"),
     ("QueuesByValue", "nvme_gpu_queues"),
@@ -45,7 +46,7 @@ const RENAMED: [(&str, &str); 14] = [
 ];
 
 /// The files with functions, in the order of the header.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "status.rs",
     "version.rs",
     "opened.rs",
@@ -55,6 +56,7 @@ const FILES: [&str; 10] = [
     "request.rs",
     "table.rs",
     "pending.rs",
+    "halves.rs",
     "device.rs",
 ];
 
@@ -81,6 +83,7 @@ fn made() -> String {
                 "OpenTable",
                 "OpenDevice",
                 "RegisteredRange",
+                "OpenGather",
             ]
             .map(str::to_owned)
             .into(),

@@ -62,6 +62,19 @@ static void handles(void *none)
     BAD(closed, nvme_gpu_scatter_add(table, ADD(&id, NVME_GPU_I64, 1, data, 0, NVME_GPU_ADD_I32, NULL, NULL), &report));
     BAD(closed, nvme_gpu_scatter_add_async(table, ADD(&id, NVME_GPU_I64, 1, data, 0, NVME_GPU_ADD_I32, NULL, NULL),
           &later));
+    nvme_gpu_begun_t *begun = none;
+    nvme_gpu_row_request begin = { .size = sizeof(begin), .ids = &id, .count = 1, .id_type = NVME_GPU_I64 };
+    nvme_gpu_row_request finish = { .size = sizeof(finish), .out = data };
+    BAD(closed, nvme_gpu_gather_begin(table, &begin, &begun));
+    CHECK(begun == NULL);
+    begun = none;
+    BAD(closed, nvme_gpu_gather_finish(begun, &finish, &later));
+    BAD(NVME_GPU_ERROR_USAGE, nvme_gpu_gather_begin(table, NULL, &begun));
+    BAD(NVME_GPU_ERROR_USAGE, nvme_gpu_gather_begin(table, &begin, NULL));
+    BAD(NVME_GPU_ERROR_USAGE, nvme_gpu_gather_finish(begun, NULL, &later));
+    begin.size = finish.size = 0;
+    BAD(NVME_GPU_ERROR_USAGE, nvme_gpu_gather_begin(table, &begin, &begun));
+    BAD(NVME_GPU_ERROR_USAGE, nvme_gpu_gather_finish(begun, &finish, &later));
     BAD(closed, nvme_gpu_pending_wait(pending, 0));
     BAD(closed, nvme_gpu_pending_poll(pending));
     BAD(closed, nvme_gpu_pending_report(pending, &report));
@@ -76,6 +89,7 @@ static void handles(void *none)
     nvme_gpu_close(store);
     nvme_gpu_table_close(table);
     nvme_gpu_pending_free(pending);
+    nvme_gpu_begun_free(none);
     nvme_gpu_device_close(device);
 }
 

@@ -181,6 +181,52 @@ static void queues(nvme_gpu_t *store, nvme_gpu_table_t *table, CUfunction nothin
     nvme_gpu_device_close(device);
 }
 
+/* Gathers in halves, with another gather between them; finished once, in either stream, and never. */
+static void halves(nvme_gpu_t *store, nvme_gpu_table_t *table, CUstream stream)
+{
+    void *out_gpu = (void *)(uintptr_t)out_at, *ids_gpu = (void *)(uintptr_t)ids_at;
+    nvme_gpu_row_request begin = { .size = sizeof(begin), .ids = ids_gpu, .count = MANY, .id_type = NVME_GPU_I64,
+                                     .stream = (nvme_gpu_stream)stream };
+    nvme_gpu_row_request finish = { .size = sizeof(finish), .out = out_gpu,
+                                       .row_status = (int32_t *)(uintptr_t)status_at,
+                                       .stream = (nvme_gpu_stream)stream };
+    nvme_gpu_begun_t *begun;
+    nvme_gpu_pending_t *pending, *between;
+    CUdeviceptr elsewhere;
+    CUstream other;
+    nvme_gpu_statistics before = stats(store);
+    CUDA(cuMemAlloc(&elsewhere, sizeof(out)));
+    CUDA(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+    for (unsigned round = 0; round < 4; ++round) {
+        choose(2000 + round);
+        OK(nvme_gpu_gather_begin(table, &begin, &begun));
+        OK(nvme_gpu_gather_async(table, GATHER(ids_gpu, NVME_GPU_I64, 20, (void *)(uintptr_t)elsewhere, 0, NULL,
+                                               (nvme_gpu_stream)stream), &between));
+        finish.stream = (nvme_gpu_stream)(round % 2 ? other : stream);
+        finish.out = (char *)out_gpu + 8;
+        USAGE(nvme_gpu_gather_finish(begun, &finish, &pending));
+        finish.out = out_gpu;
+        OK(nvme_gpu_gather_finish(begun, &finish, &pending));
+        USAGE(nvme_gpu_gather_finish(begun, &finish, NULL));
+        CHECK(strstr(nvme_gpu_last_error(), "finished before"));
+        OK(nvme_gpu_pending_wait(pending, 60000));
+        OK(nvme_gpu_pending_wait(between, 60000));
+        check_rows();
+        nvme_gpu_pending_free(pending);
+        nvme_gpu_pending_free(between);
+        nvme_gpu_begun_free(begun);
+        CLOSED(nvme_gpu_gather_finish(begun, &finish, NULL));
+        OK(nvme_gpu_gather_begin(table, &begin, &begun));
+        nvme_gpu_begun_free(begun);
+    }
+    nvme_gpu_statistics after = stats(store);
+    CHECK(after.begun_gathers == before.begun_gathers + 8);
+    CUDA(cuStreamSynchronize(stream));
+    CUDA(cuStreamSynchronize(other));
+    CUDA(cuStreamDestroy(other));
+    CUDA(cuMemFree(elsewhere));
+}
+
 int main(int count, char **arguments)
 {
     int rounds = count > 1 ? atoi(arguments[1]) : 200;
@@ -246,6 +292,7 @@ int main(int count, char **arguments)
     nvme_gpu_pending_free(pending);
 
     widened(store, stream);
+    halves(store, table, stream);
     choose(1002);
     CUDA(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     OK(nvme_gpu_gather_async(table, GATHER(ids_gpu, NVME_GPU_I64, MANY, out_gpu, 0, status_gpu,
