@@ -14,6 +14,7 @@
 //! - `dlpack`, `error`: tensors and exceptions.
 
 mod array;
+mod begun;
 mod catalog;
 mod compute;
 mod dlpack;
@@ -77,6 +78,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     compute::add(module)?;
     module.add_class::<operation::PyOperation>()?;
     module.add_class::<flight::GpuOperation>()?;
+    module.add_class::<begun::BegunRead>()?;
     module.add_function(wrap_pyfunction!(doctor, module)?)?;
     module.add_function(wrap_pyfunction!(gpu, module)?)?;
     module.add_function(wrap_pyfunction!(calls_under_way, module)?)?;

@@ -3,15 +3,17 @@
 // UNSAFETY: threads of the pool and the GPU use memory by address; its owners are kept until they have ended.
 #![allow(unsafe_code)]
 
+use crate::begun::{BegunRead, BegunState};
 use crate::error::ExceptionParts;
 use crate::flight::{GpuOperation, LaunchedTransfers};
 use crate::operation::PyOperation;
 use crate::store::{Open, PyStore};
 use crate::view::{MemoryPiece, PyView};
-use nvme_host::cuda::RowRequest;
+use nvme_host::ProcessMark;
+use nvme_host::cuda::{GatherIds, RowRequest};
 use nvme_host::store::{DuplicateIds, RowElement, RowIds, RowReport, RowWidening};
 use pyo3::prelude::*;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Ids in memory of the host, as slices want them.
 enum OwnedIds {
@@ -322,6 +324,43 @@ impl PyTable {
                     None => table.gather_on_gpu(&request, stream),
                 }
             }
+        })
+    }
+
+    /// Puts the first half of a gather into `stream`, which submits the reads. `ids_owner` is kept until the second half has
+    /// ended.
+    fn begin_on_gpu(
+        &self,
+        py: Python<'_>,
+        ids: u64,
+        wide: bool,
+        count: u64,
+        stream: u64,
+        ids_owner: Option<Py<PyAny>>,
+    ) -> PyResult<BegunRead> {
+        BegunRead::check_stored(self.widen.is_some())?;
+        let (store, table) = self.get()?;
+        let ids = GatherIds {
+            ids,
+            wide_ids: wide,
+            count,
+        };
+        let begun = py.detach(|| {
+            let _store = store;
+            // SAFETY: the addresses are of the buffers, which are kept until the gather has ended; those that a graph
+            // uses are its user's to keep.
+            unsafe { table.begin_on_gpu(&ids, stream) }
+        });
+        Ok(BegunRead {
+            process: ProcessMark::here(),
+            store: self.store.clone_ref(py),
+            flights: Arc::clone(&self.flights),
+            count,
+            row_bytes: self.row_bytes,
+            state: Mutex::new(BegunState {
+                gather: Some(begun.map_err(ExceptionParts::from)?),
+                ids: ids_owner,
+            }),
         })
     }
 

@@ -326,3 +326,65 @@ def test_files_and_stripes_are_gathered_too(tmp_path):
             assert values(table[Device([99, 3])])[0][0] == 99000
             with pytest.raises(nvme_gpu.Usage):
                 table.gather(Device([100]), check="now")
+
+
+def test_a_gather_in_halves_gives_the_rows(gpu_store):
+    table = rows_of(gpu_store, 100, 4)
+    before = gpu_store.stats()
+    begun = table.prefetch(Device([3, 7, 3]))
+    between = table[Device([9])]
+    assert begun._begun.submits and "begun" in repr(begun)
+    found = begun.result()
+    assert values(found) == [[row * 1000 + column for column in range(4)] for row in (3, 7, 3)]
+    assert values(between) == [[9000, 9001, 9002, 9003]]
+    with pytest.raises(nvme_gpu.Usage, match="finished before"):
+        begun.result()
+    after = gpu_store.stats()
+    assert after["begun_gathers"] == before["begun_gathers"] + 1 and after["late_rows"] == before["late_rows"]
+    # Into memory of the caller, with a status for each id; rows that did not come are zero.
+    out, status = Device([7] * 12, "<i4", shape=(3, 4)), Device([9, 9, 9], "<i4")
+    begun = table.prefetch(Device([1, -1, 100]))
+    assert begun.result(out, status=status) is out
+    with pytest.raises(nvme_gpu.Usage) as caught:
+        table.check()
+    assert caught.value.row == 1
+    assert out.tolist() == [1000, 1001, 1002, 1003] + [0] * 8 and status.tolist() == [0, -1, -1]
+
+
+def test_a_gather_in_halves_that_is_refused_can_be_finished(gpu_store):
+    table = rows_of(gpu_store, 100, 4)
+    begun = table.prefetch(Device([5]))
+    for out in (Device([0] * 3, "<i4"), bytearray(16), [1]):
+        with pytest.raises((nvme_gpu.Usage, TypeError)):
+            begun.result(out)
+    assert values(begun.result()) == [[5000, 5001, 5002, 5003]]
+    for ids in (Device([1.5], "<f4"), Device([1], kind="host")):
+        with pytest.raises(nvme_gpu.Usage):
+            table.prefetch(ids)
+
+
+def test_gathers_that_are_never_finished_give_their_queues_back(gpu_store):
+    table = rows_of(gpu_store, 100, 4)
+    for _ in range(30):
+        table.prefetch(Device(list(range(64))))
+    gc.collect()
+    drain()
+    assert values(table.prefetch(Device([5])).result()) == [[5000, 5001, 5002, 5003]]
+
+
+def test_rows_of_the_host_are_gathered_by_the_result():
+    with nvme_gpu.open(SIM) as store:
+        table = rows_of(store, 100, 4)
+        begun = table.prefetch([3, 7])
+        assert begun.result().tolist() == [[3000, 3001, 3002, 3003], [7000, 7001, 7002, 7003]]
+        with pytest.raises(nvme_gpu.Usage):
+            begun.result()
+
+
+def test_a_store_that_is_closed_between_the_halves():
+    store = nvme_gpu.open(SIM_GPU, gpu=0)
+    begun = rows_of(store, 100, 4).prefetch(Device([3]))
+    store.close()
+    with pytest.raises(nvme_gpu.NvmeGpuError, match="closed"):
+        begun.result()
+    del begun

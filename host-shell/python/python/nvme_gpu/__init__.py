@@ -22,6 +22,7 @@ from ._files import DirEntry, DriveFile, Extent, FileStat, MountedFile, Volume
 from ._kv import KvStore
 from ._loaders import Layer, LayerLoader
 from ._native import Array, __version__
+from ._prefetch import Prefetch
 from ._search import Nearest, SearchIndex, build_index
 from ._store import Pending, Store, Table, open
 
@@ -45,6 +46,7 @@ __all__ = [
     "NotFound",
     "NvmeGpuError",
     "Pending",
+    "Prefetch",
     "SearchIndex",
     "Status",
     "Store",

@@ -140,6 +140,12 @@ class GpuOperation:
     def check(self) -> None: ...
 
 @final
+class BegunRead:
+    @property
+    def submits(self) -> bool: ...
+    def finish(self, out: int, status: int, stream: int, buffers: Any | None) -> GpuOperation: ...
+
+@final
 class Import:
     @staticmethod
     def of_file(store: Store, path: str | os.PathLike[str], offset: int, verify: bool) -> Import: ...
@@ -253,6 +259,9 @@ class Table:
         buffers: Any | None = None,
         apart: bool = False,
     ) -> GpuOperation: ...
+    def begin_on_gpu(
+        self, ids: int, wide: bool, count: int, stream: int, ids_owner: Any | None
+    ) -> BegunRead: ...
     def change_on_gpu(
         self,
         ids: int,

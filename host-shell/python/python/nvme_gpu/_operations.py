@@ -4,7 +4,7 @@ They are defined by ``torch.library`` alone and use no ABI of torch. ``table[ids
 for code that is compiled or exported.
 
 A table is passed as its *state*: a tensor that stands for its content. All operations change it as far as torch knows,
-gathers too: a compiler copies a tensor before it is changed, and would move a gather that only reads the first one over
+gathers too, and both halves of one: a compiler copies a tensor before it is changed, and would move a gather that only reads the first one over
 a scatter to its copy. So a compiled program drops, merges and moves none of them. Its shape names the table, so that no
 operation reads it: a copy of it stands for the same table.
 """
@@ -18,6 +18,7 @@ from typing import Any
 import torch as _torch
 
 from ._errors import Usage
+from ._prefetch import Prefetch
 from ._store import Store, Table, open
 
 _LOCK = threading.Lock()
@@ -25,6 +26,8 @@ _BY_NUMBER: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionar
 _NUMBERS: weakref.WeakKeyDictionary[Table, int] = weakref.WeakKeyDictionary()
 _STATES: weakref.WeakKeyDictionary[Table, dict[Any, Any]] = weakref.WeakKeyDictionary()
 _STORES: dict[tuple[str, int | None], Store] = {}
+# Begun gathers by the tensor that stands for each, whose memory is its own as long as it lives.
+_BEGUN: dict[int, Prefetch] = {}
 _NEXT = 2
 
 
@@ -82,6 +85,56 @@ def _gather_out(state: Any, ids: Any, out: Any) -> None:
     _table(state).gather(ids, out=out)
 
 
+def _prefetch(state: Any, ids: Any) -> Any:
+    begun = _table(state).prefetch(ids)
+    # At least a byte, so that no two tensors have one address.
+    token = _torch.empty((*ids.shape, 1), dtype=_torch.uint8, device=ids.device)
+    if ids.numel():
+        key = token.data_ptr()
+        _BEGUN[key] = begun
+        weakref.finalize(token, _give_up, key, weakref.ref(begun))
+    return token
+
+
+def _give_up(key: int, begun: Any) -> None:
+    """Drops a gather whose tensor is gone, unless another one has the key by now."""
+    if _BEGUN.get(key) is begun():
+        _BEGUN.pop(key, None)
+
+
+def _prefetch_meta(state: Any, ids: Any) -> Any:
+    _table(state)
+    return ids.new_empty((*ids.shape, 1), dtype=_torch.uint8)
+
+
+def _begun_by(table: Table, token: Any) -> Prefetch:
+    found = _BEGUN.get(token.data_ptr())
+    if found is None or found._table is not table:
+        remedy = "pass what nvme_ops.prefetch returned for this table, once, while it is referenced"
+        raise Usage("the token names no rows of this table that were begun", remedy)
+    del _BEGUN[token.data_ptr()]
+    return found
+
+
+def _finish(state: Any, token: Any) -> Any:
+    table = _table(state)
+    if not token.numel():
+        return _finish_meta(state, token)
+    return _begun_by(table, token).result()
+
+
+def _finish_meta(state: Any, token: Any) -> Any:
+    table = _table(state)
+    return token.new_empty((*token.shape[:-1], *table.shape[1:]), dtype=getattr(_torch, table.dtype))
+
+
+def _finish_out(state: Any, token: Any, out: Any) -> None:
+    table = _table(state)
+    if not token.numel():
+        return
+    _begun_by(table, token).result(out)
+
+
 def _scatter(state: Any, ids: Any, src: Any) -> None:
     _table(state).scatter(ids, src)
 
@@ -118,6 +171,9 @@ _LIBRARY = _torch.library.Library("nvme_ops", "DEF")
 for _schema in (
     "gather(Tensor(a!) state, Tensor ids) -> Tensor",
     "gather_out(Tensor(a!) state, Tensor ids, Tensor(b!) out) -> ()",
+    "prefetch(Tensor(a!) state, Tensor ids) -> Tensor",
+    "prefetched(Tensor(a!) state, Tensor token) -> Tensor",
+    "prefetched_out(Tensor(a!) state, Tensor token, Tensor(b!) out) -> ()",
     "scatter(Tensor(a!) state, Tensor ids, Tensor src) -> ()",
     "scatter_add(Tensor(a!) state, Tensor ids, Tensor src) -> ()",
     "read_tensor(str device_path, int offset, SymInt[] shape, ScalarType? dtype, Device device) -> Tensor",
@@ -127,6 +183,9 @@ for _schema in (
 for _name, _real, _meta in (
     ("gather", _gather, _gather_meta),
     ("gather_out", _gather_out, _nothing),
+    ("prefetch", _prefetch, _prefetch_meta),
+    ("prefetched", _finish, _finish_meta),
+    ("prefetched_out", _finish_out, _nothing),
     ("scatter", _scatter, _nothing),
     ("scatter_add", _scatter_add, _nothing),
     ("read_into_tensor", read_into_tensor, _nothing),

@@ -11,10 +11,11 @@ import sys
 import weakref
 from typing import Any, Literal, NoReturn, Protocol
 
-from . import _buffers, _dtypes, _native
+from . import _buffers, _dtypes, _native, _prefetch
 from ._errors import Timeout, Usage, in_short
 from ._held import Held, OneProcess
 from ._native import Array, View
+from ._prefetch import Prefetch
 
 _LOG = logging.getLogger("nvme_gpu")
 _OPEN: weakref.WeakSet[Store] = weakref.WeakSet()
@@ -293,7 +294,9 @@ class Store(Held):
     def stats(self) -> dict[str, int]:
         """Counts since it was opened: ``commands`` sent, ``bytes`` moved, ``retries``, all of the CPU's queues; ``calls``
         from Python that use the device; ``owned_gathers`` and ``shared_gathers``: gathers by a GPU whose blocks own their
-        queues, and whose blocks share them. A launch of a graph is none of them, its capture is one."""
+        queues, and whose blocks share them; ``begun_gathers``: those whose reads :meth:`Table.prefetch` submitted, and
+        ``late_rows`` of them that ``result`` had to read, since others held the queues. A launch of a graph is none of
+        them, its capture is one."""
         found: dict[str, int] = json.loads(self._native.stats())
         found["calls"] = self._native.calls
         return found
@@ -526,6 +529,17 @@ class Table(OneProcess):
             return self._gather_on_cpu(view, shape, out, dtype, check, status)
         return self._gather_on_gpu(view, shape, owner, out, dtype, stream, check, status)
 
+    def prefetch(self, ids: Any, stream: Any = None) -> Prefetch:
+        """Begins ``table[ids]``: submits the reads of the rows, and returns at once. :meth:`Prefetch.result` gives the rows.
+
+        ``ids`` and ``stream`` are those of :meth:`gather`. In memory of a GPU a launch in the stream submits the reads and
+        leaves the GPU: what the program puts into the stream next runs while the drive works. That is for few rows (768
+        rows of 256 bytes, or 192 KiB) of one drive, of multiples of 16 bytes; ``result`` reads others itself, and those
+        that are begun while others hold the queues (``late_rows`` of :meth:`Store.stats`). The ids stay as they are until
+        then. Ids in memory of the host are gathered by ``result``.
+        """
+        return _prefetch.of_ids(self, ids, stream)
+
     def scatter(
         self,
         ids: Any,
@@ -756,6 +770,61 @@ class Table(OneProcess):
             raise Usage("dtype= needs a library that converts", "gather with tensors of torch, or convert the result")
         return out
 
+    def _begin(self, ids: View, shape: tuple[int, ...], owner: Any, stream: int) -> Prefetch:
+        """Begins a gather of ids that lie in memory of the GPU."""
+        _same_gpu(self._store._native.gpu_index, ids.device, "ids")
+        count = _prefetch.count_of(shape)
+        begun = self._native.begin_on_gpu(ids.address, self._wide(ids), count, stream, (ids, owner))
+        return Prefetch(self, ids, shape, begun, stream)
+
+    def _begin_tensor(self, ids: Any, stream: Any) -> Prefetch:
+        """The same for ids in a tensor of torch."""
+        torch = _buffers.torch()
+        assert torch is not None
+        if ids.dtype is not torch.int64 and ids.dtype is not torch.int32:
+            remedy = "use mask.nonzero()" if ids.dtype is torch.bool else "convert them: ids.long()"
+            raise Usage(f"ids are {ids.dtype}: they must be int32 or int64", remedy)
+        gpu = ids.device.index
+        _same_gpu(self._store._native.gpu_index, (_buffers.CUDA, gpu), "ids")
+        ids = ids.contiguous()
+        current = torch._C._cuda_getCurrentRawStream(gpu)
+        number = current
+        if stream is not None and (number := _buffers.stream_of(stream)) != current:
+            self._store._native.order(current, number)
+        wide = ids.dtype is torch.int64
+        begun = self._native.begin_on_gpu(ids.data_ptr(), wide, ids.numel(), number, ids)
+        return Prefetch(self, ids, tuple(ids.shape), begun, number)
+
+    def _finish(self, begun: Prefetch, out: Any, stream: Any, check: Check | None, status: Any) -> Any:
+        """Puts the second half of ``begun`` into a stream."""
+        _known(check)
+        number = begun._stream if stream is None else _buffers.stream_of(stream)
+        shape, gpu = begun._shape, self._store._native.gpu_index
+        is_judged = status is not None or (out is not None and check == "now")
+        if out is None and _buffers.is_tensor(begun._ids):
+            torch = _buffers.torch()
+            assert torch is not None
+            out = torch.empty((*shape, *self._row), dtype=getattr(torch, self._dtype), device=begun._ids.device)
+        _after_current(self._store._native, out, number)
+        place, address = None, 0
+        if out is None:
+            out = _prefetch.new_array(self, shape)
+            address = out.address
+        else:
+            place = self._place(out, "out", shape, True, number)
+            _same_gpu(gpu, place.device, "out")
+            address = place.address
+        places = self._status(status, number)
+        if places is not None:
+            _same_gpu(gpu, places.device, "status")
+        self._status_fits(places, _prefetch.count_of(shape))
+        where = places.address if places is not None else 0
+        operation = begun._begun.finish(address, where, number, (out, place, places))
+        if isinstance(out, Array):
+            out.is_filled_by(operation, number, is_judged)
+        self._checked(operation, check)
+        return out
+
     @staticmethod
     def _status_fits(places: View | None, count: int) -> None:
         if places is not None and places.nbytes != 4 * count:
@@ -914,7 +983,9 @@ def _after_current(store: _native.Store, value: Any, stream: int) -> None:
     """``stream`` waits for torch's current one, in whose order torch gives out memory."""
     torch = _buffers.torch()
     if torch is not None and _buffers.is_tensor(value) and value.is_cuda:
-        store.order(torch._C._cuda_getCurrentRawStream(value.device.index), stream)
+        current = torch._C._cuda_getCurrentRawStream(value.device.index)
+        if current != stream:
+            store.order(current, stream)
 
 
 def _host_bytes(value: Array) -> Any:
