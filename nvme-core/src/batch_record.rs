@@ -69,14 +69,11 @@ impl<'a> BatchRecord<'a> {
     /// Publishes the batch at `station`, which this group has submitted by the queue there. The group has left the gate.
     #[inline(always)]
     pub fn publish(&self, batch: BegunBatch, deadline_ns: u64) {
-        let words = [
-            batch.epoch.0,
-            deadline_ns as u32,
-            (deadline_ns >> 32) as u32,
-        ];
-        for (to, word) in self.words[EPOCH..].iter().zip(words) {
-            to.store(word, Order::Relaxed, Scope::Gpu);
-        }
+        // One by one: an array would be a stack in the kernel.
+        let put = |word: usize, value| self.words[word].store(value, Order::Relaxed, Scope::Gpu);
+        put(EPOCH, batch.epoch.0);
+        put(DEADLINE, deadline_ns as u32);
+        put(DEADLINE + 1, (deadline_ns >> 32) as u32);
         let outdated = if batch.is_outdated { OUTDATED } else { 0 };
         let state = HELD | outdated | batch.station << STATION_SHIFT;
         // Release: the queue's state and the slots pass to the group that takes the batch.
