@@ -547,53 +547,6 @@ typedef struct nvme_gpu_report {
 } nvme_gpu_report;
 
 /*
- Rows of nvme_gpu_gather_begin(). Set `size` to sizeof(nvme_gpu_begin_request).
- */
-typedef struct nvme_gpu_begin_request {
-  size_t size;
-  /*
-   `count` int32_t (NVME_GPU_I32) or int64_t (NVME_GPU_I64), in memory that the store's GPU reaches.
-   */
-  const void *ids;
-  uint64_t count;
-  /*
-   NVME_GPU_I32 or NVME_GPU_I64.
-   */
-  uint32_t id_type;
-  /*
-   0.
-   */
-  uint32_t reserved;
-  /*
-   Stream of the first half.
-   */
-  nvme_gpu_stream stream;
-} nvme_gpu_begin_request;
-
-/*
- Target of nvme_gpu_gather_finish(). Set `size` to sizeof(nvme_gpu_finish_request).
- */
-typedef struct nvme_gpu_finish_request {
-  size_t size;
-  /*
-   Memory of the store's GPU for the rows, at a multiple of 16 bytes.
-   */
-  void *out;
-  /*
-   Distance of two rows in `out` in bytes, a multiple of 16; 0 selects rows without gaps.
-   */
-  uint64_t out_stride;
-  /*
-   NULL, or an int32_t for each row: 0, the controller's status, or NVME_GPU_ROW_...
-   */
-  int32_t *row_status;
-  /*
-   Stream of the second half.
-   */
-  nvme_gpu_stream stream;
-} nvme_gpu_finish_request;
-
-/*
  Parameters of nvme_gpu_device_queues(), and its results that the kernels need. Set `size` to
  sizeof(nvme_gpu_device_setup); 0 selects the default of a field.
  */
@@ -959,7 +912,7 @@ void nvme_gpu_pending_free(struct nvme_gpu_pending_t *pending);
 /*
  Begins a gather of rows on the store's GPU: puts a launch into the stream that submits the reads and leaves the GPU.
  Work that comes after it in the stream has the GPU to itself while the drive works; nvme_gpu_gather_finish() waits for
- the reads and copies the rows. On success `*begun` is a handle for nvme_gpu_begun_free(), else NULL.
+ the reads and copies the rows. Of the request `ids`, `count`, `id_type` and `stream` are used. On success `*begun` is a handle for nvme_gpu_begun_free(), else NULL.
 
  This is for few rows of one drive in units of 16 bytes (768 rows of 256 bytes, by default): the second half reads all
  other rows by itself, and those that are begun while other gathers hold the queues. The ids stay as they are until the
@@ -967,12 +920,13 @@ void nvme_gpu_pending_free(struct nvme_gpu_pending_t *pending);
  Errors: NVME_GPU_ERROR_USAGE, also for a store without a GPU; NVME_GPU_ERROR_ENVIRONMENT.
  */
 nvme_gpu_status nvme_gpu_gather_begin(struct nvme_gpu_table_t *table,
-                                      const struct nvme_gpu_begin_request *request,
+                                      const struct nvme_gpu_row_request *request,
                                       struct nvme_gpu_begun_t **begun);
 
 /*
  Finishes a gather: puts a launch into a stream that waits for the reads, copies the rows and stores their status. It
- comes after the first half, whichever stream that is in. Returns at once; `pending` is as in nvme_gpu_gather_async().
+ comes after the first half, whichever stream that is in. Of the request `out`, `stride`, `row_status` and `stream` are
+ used; `out` and `stride` are multiples of 16 in memory of the store's GPU. Returns at once; `pending` is as in nvme_gpu_gather_async().
 
  A read has its deadline from the time when it was submitted. A recovery, or nvme_gpu_close(), between the halves fails
  the rows: they are zero, with the status NVME_GPU_ROW_GONE. The handle stays open; it is finished once.
@@ -980,7 +934,7 @@ nvme_gpu_status nvme_gpu_gather_begin(struct nvme_gpu_table_t *table,
  the same capture; the gather can be finished still, except for the first of these.
  */
 nvme_gpu_status nvme_gpu_gather_finish(struct nvme_gpu_begun_t *begun,
-                                       const struct nvme_gpu_finish_request *request,
+                                       const struct nvme_gpu_row_request *request,
                                        struct nvme_gpu_pending_t **pending);
 
 /*
