@@ -177,7 +177,7 @@ impl World {
                     let value = lba * BLOCK + at as u64 * 8;
                     self.slots[to + at].store(value, Order::Relaxed, Scope::Sys);
                 }
-                let phase = u64::from(position / ENTRIES % 2 == 0);
+                let phase = u64::from((position / ENTRIES).is_multiple_of(2));
                 let head = u64::from((position + 1) % ENTRIES);
                 let upper = head | (index as u64 + 1) << 16 | cid << 32 | phase << 48;
                 let completion = ring.first() + ENTRIES as usize * 8;

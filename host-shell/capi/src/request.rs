@@ -112,7 +112,7 @@ impl TableRequest {
             ("ids", finishes && !request.ids.is_null()),
             ("count", finishes && request.count != 0),
             ("id_type", finishes && request.id_type != 0),
-            ("out", !(gathers || finishes) && !request.out.is_null()),
+            ("out", !gathers && !finishes && !request.out.is_null()),
             ("stride", begins && request.stride != 0),
             ("row_status", begins && !request.row_status.is_null()),
             ("stored", !gathers && !request.stored.is_null()),

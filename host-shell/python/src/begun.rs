@@ -56,14 +56,15 @@ impl BegunRead {
         let buffers = (ids, buffers).into_pyobject(py)?.into_any().unbind();
         let bytes = self.count.saturating_mul(self.row_bytes);
         let what = ("gather", self.count, bytes);
-        self.flights.launch(py, store, what, Some(buffers), false, || {
-            let mut state = lock(&self.state);
-            let gather = state.gather.as_mut();
-            let gather = gather.ok_or_else(nvme_host::cuda::BegunPoint::finished_twice)?;
-            // SAFETY: the addresses are of the buffers, which are kept until the gather has ended; those that a graph
-            // uses are its user's to keep.
-            unsafe { gather.finish(&target, stream) }
-        })
+        self.flights
+            .launch(py, store, what, Some(buffers), false, || {
+                let mut state = lock(&self.state);
+                let gather = state.gather.as_mut();
+                let gather = gather.ok_or_else(nvme_host::cuda::BegunPoint::finished_twice)?;
+                // SAFETY: the addresses are of the buffers, which are kept until the gather has ended; those that a graph
+                // uses are its user's to keep.
+                unsafe { gather.finish(&target, stream) }
+            })
     }
 
     /// True if the first half has submitted the reads.

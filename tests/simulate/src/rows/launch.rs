@@ -241,12 +241,14 @@ impl World<'_> {
                 };
                 let halved = self.halves.launch(batched);
                 match launch.work {
-                    // SAFETY: as above.
-                    Work::Begin => Lanes::new(grid, move || unsafe { nvme_begin_batched(halved) }),
-                    // SAFETY: as above.
-                    Work::Finish => {
-                        Lanes::new(grid, move || unsafe { nvme_finish_batched(halved) })
-                    }
+                    Work::Begin => Lanes::new(grid, move || {
+                        // SAFETY: as above.
+                        unsafe { nvme_begin_batched(halved) }
+                    }),
+                    Work::Finish => Lanes::new(grid, move || {
+                        // SAFETY: as above.
+                        unsafe { nvme_finish_batched(halved) }
+                    }),
                     // SAFETY: as above.
                     _ => Lanes::new(grid, move || unsafe { nvme_gather_batched(batched) }),
                 }
