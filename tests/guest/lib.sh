@@ -5,9 +5,9 @@ fail() {
     exit 1
 }
 
-# Waits up to $1 seconds until the rest of the line succeeds.
+# Waits up to $1 seconds (on a slow kernel PATIENCE times as many) until the rest of the line succeeds.
 wait_for() {
-    _seconds=$1
+    _seconds=$(($1 * ${PATIENCE:-1}))
     shift
     _left=$((_seconds * 10))
     until "$@" >/dev/null 2>&1; do

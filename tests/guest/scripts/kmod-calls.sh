@@ -43,6 +43,8 @@ cmp /tmp/few /tmp/calls || fail "calls of more commands: $(cat /tmp/calls)"
 [ "$few_flushes" = "$flushes" ] || fail "invalidations of more commands: $flushes, not $few_flushes"
 # A thread more or less that sleeps takes a few.
 [ "$faults" -lt $((few_faults + 200)) ] || fail "faults of more commands: $faults, not $few_faults"
+# Mappings are forgotten together when the last descriptor is closed.
+node-tests many "$BDF" 4096 $flush
 umount $tracing
 leave "$BDF"
 rmmod nvme_gpu

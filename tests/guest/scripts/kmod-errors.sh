@@ -1,5 +1,5 @@
 # Errors of the bus at the port above a drive: those from which the system recovers, without a reset of the link and
-# with one; one from which it does not; one after which the link stays down.
+# with one; one from which it does not; one after which the link stays down; and a function that is pulled out.
 lender_up
 take "$BEHIND"
 node-tests by-error "$BEHIND" rp0 COMP_TIME
@@ -18,6 +18,14 @@ echo 1 >"/sys/bus/pci/devices/$LOST/remove"
 echo 1 >/sys/bus/pci/rescan
 take "$LOST"
 nvme-gpu read --device "kmod:$LOST" --blocks 8 --out /dev/null
-leave "$BEHIND" "$LOST"
+
+# What is pulled out under its opener is not waited for, however long an unbind may wait.
+echo 60000 >/sys/module/nvme_gpu/parameters/grace_ms
+port=$(basename "$(readlink -f "/sys/bus/pci/devices/$BEHIND/..")")
+node-tests pulled "$BEHIND" "$port"
+[ ! -e "/dev/nvme-gpu-$BEHIND" ] || fail "the node of what was pulled out is left"
+[ ! -e "/sys/bus/pci/devices/$BEHIND" ] || fail "what was pulled out is left"
+echo 2000 >/sys/module/nvme_gpu/parameters/grace_ms
+leave "$LOST"
 rmmod nvme_gpu
 dmesg_clean

@@ -3,7 +3,7 @@
 // UNSAFETY: requests hold addresses of GPU memory.
 #![allow(unsafe_code)]
 
-use crate::{Outcome, pattern, said};
+use crate::{Outcome, patient, pattern, said};
 use nvme_host::cuda::{DeviceMemory, QueueTier, RowRequest, RowsOptions, Stream};
 use nvme_host::store::GpuOptions;
 use nvme_host::{Store, StoreOptions};
@@ -40,7 +40,7 @@ pub fn reset(device: &str, tier: u32) -> Outcome {
         let begin = Instant::now();
         while let Err(cause) = bench.gather(&image, 0, 4096) {
             println!("after a reset of the function: {cause}");
-            if begin.elapsed() > WAIT {
+            if begin.elapsed() > patient(WAIT) {
                 return Err("no rows after a reset of the function".to_owned());
             }
         }
@@ -58,7 +58,7 @@ fn prepared(device: &str, tier: u32) -> Result<(Bench, Vec<u8>), String> {
     let options = StoreOptions {
         allow_write: true,
         queues: 2,
-        timeout: Duration::from_secs(2),
+        timeout: patient(Duration::from_secs(2)),
         tier: (tier == 3).then_some(QueueTier::GpuRings),
         gpu: Some(GpuOptions {
             rows: RowsOptions {
@@ -126,7 +126,7 @@ impl Bench {
         // SAFETY: the memory outlives the gather, which is waited for.
         let pending = unsafe { table.gather_on_gpu(&request, self.stream.handle()) };
         pending
-            .and_then(|pending| pending.wait(WAIT))
+            .and_then(|pending| pending.wait(patient(WAIT)))
             .map_err(said)?;
         let (mut have, mut codes) = (vec![0; ROWS * row_bytes], vec![0; 4 * ROWS]);
         out.download(0, &mut have).map_err(said)?;
@@ -160,7 +160,7 @@ impl Bench {
                 .read_on_gpu(from as u64, bytes as u64, out.address() + 5, stream)
         };
         let ended = pending
-            .and_then(|pending| pending.wait(WAIT))
+            .and_then(|pending| pending.wait(patient(WAIT)))
             .map_err(said)?;
         let mut have = vec![0; bytes + 64];
         out.download(0, &mut have).map_err(said)?;
@@ -195,7 +195,7 @@ impl Bench {
         // SAFETY: the memory outlives the scatter, which is waited for.
         let pending = unsafe { table.scatter_on_gpu(&request, self.stream.handle()) };
         pending
-            .and_then(|pending| pending.wait(WAIT))
+            .and_then(|pending| pending.wait(patient(WAIT)))
             .map_err(said)?;
         for (id, row) in ids.iter().zip(rows.chunks(row_bytes)) {
             image[*id as usize * row_bytes..][..row_bytes].copy_from_slice(row);

@@ -1,8 +1,8 @@
 //! GPU memory by gdrcopy's module gdrdrv, for a controller behind VFIO. In the guest the module is a stand-in
 //! (tests/guest/exporter), and the memory a BAR.
 
-use crate::{Outcome, peer, said};
-use nvme_host::{Controller, ControllerConfig, Device, Error, PeerMemory};
+use crate::{Outcome, config, peer, said};
+use nvme_host::{Controller, Device, Error, PeerMemory};
 use std::sync::Arc;
 
 /// Bytes of the BAR.
@@ -40,8 +40,7 @@ pub fn run(name: &str, resource: &str) -> Outcome {
     refused(&device, memory(1 << 40, 2 * BYTES), "GDRDRV_IOC_PIN_BUFFER")?;
     let iova = device.map_peer(memory(1 << 40, BYTES)).map_err(said)?;
     let mut view = peer::mapped(&device, resource, BYTES)?;
-    let controller =
-        Controller::start(Arc::clone(&device), &ControllerConfig::default()).map_err(said)?;
+    let controller = Controller::start(Arc::clone(&device), &config()).map_err(said)?;
     peer::transfers(&controller, &mut view, iova, 0)?;
     controller.shut_down().map_err(said)?;
     device.unmap_dma(iova, BYTES).map_err(said)?;

@@ -3,8 +3,26 @@
 pub mod contract;
 pub mod pattern;
 
+use nvme_host::ControllerConfig;
+use std::time::Duration;
+
 /// What a test says when it fails.
 pub type Outcome = Result<(), String>;
+
+/// The time limit `time` on this machine: longer by `PATIENCE`, as on a kernel that was built to find faults.
+pub fn patient(time: Duration) -> Duration {
+    let times = std::env::var("PATIENCE").ok();
+    time * times.and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
+/// The configuration by default, with the time limit of this machine.
+pub fn config() -> ControllerConfig {
+    let default = ControllerConfig::default();
+    ControllerConfig {
+        timeout: patient(default.timeout),
+        ..default
+    }
+}
 
 /// The cause and the remedy.
 pub fn said(error: nvme_host::Error) -> String {

@@ -15,7 +15,7 @@ mod trouble;
 mod volume;
 
 use guest_tests::contract::{self, Subject};
-use guest_tests::{Outcome, pattern, said};
+use guest_tests::{Outcome, config, patient, pattern, said};
 use nvme_host::core::spec::Nsid;
 use nvme_host::{Controller, ControllerConfig};
 use std::process::{Command, ExitCode};
@@ -126,7 +126,7 @@ fn on(device: &str, test: impl FnOnce(&Controller) -> Outcome) -> Outcome {
     let config = ControllerConfig {
         queue_pairs: 64,
         max_transfer: 8 << 20,
-        ..ControllerConfig::default()
+        ..config()
     };
     let device = nvme_host::open(device).map_err(said)?;
     let controller = Controller::start(device, &config).map_err(said)?;

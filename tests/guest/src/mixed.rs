@@ -1,9 +1,9 @@
 //! The long run: random reads and writes with verification, queues and controllers created again all the
 //! time, and a look at what must not grow.
 
-use crate::{Outcome, pattern, said};
+use crate::{Outcome, config, pattern, said};
 use nvme_host::core::spec::{Lba, Nsid, nvm};
-use nvme_host::{Controller, ControllerConfig, DmaBuffer, DriverQueue};
+use nvme_host::{Controller, DmaBuffer, DriverQueue};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -53,9 +53,8 @@ fn round(
     random: &mut u64,
     model: &mut [Option<u64>],
 ) -> Result<u64, String> {
-    let config = ControllerConfig::default();
-    let controller =
-        Controller::start(nvme_host::open(device).map_err(said)?, &config).map_err(said)?;
+    let device = nvme_host::open(device).map_err(said)?;
+    let controller = Controller::start(device, &config()).map_err(said)?;
     let block = controller.namespace(nsid).map_err(said)?.block_bytes();
     let began = Instant::now();
     let mut commands = 0;

@@ -1,7 +1,7 @@
 //! Queues whose rings and data lie in the memory of another PCI device: nothing of them is in this machine's memory
 //! but PRP lists and the admin queue.
 
-use crate::{Outcome, peer, queues, said, trouble};
+use crate::{Outcome, config, peer, queues, said, trouble};
 use nvme_host::core::spec::Nsid;
 use nvme_host::{Controller, ControllerConfig, Device, RingLocation};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub fn run(name: &str, resource: &str) -> Outcome {
     let config = ControllerConfig {
         queue_pairs: 64,
         rings,
-        ..ControllerConfig::default()
+        ..config()
     };
     let controller = Controller::start(Arc::clone(&device), &config).map_err(said)?;
     queues::run(&controller, Nsid(1))?;
@@ -58,7 +58,7 @@ fn rings_in(
 fn too_few_bytes(device: &Arc<dyn Device>, resource: &str) -> Outcome {
     let config = ControllerConfig {
         rings: rings_in(device, resource, 8192)?,
-        ..ControllerConfig::default()
+        ..config()
     };
     let controller = Controller::start(Arc::clone(device), &config).map_err(said)?;
     let first = controller.create_queue_pair(16).map_err(said)?;

@@ -3,7 +3,7 @@
 // UNSAFETY: functions of the C interface.
 #![allow(unsafe_code)]
 
-use crate::{Outcome, pattern, said};
+use crate::{Outcome, patient, pattern, said};
 use nvme_gpu_capi::store::{PathInfo, nvme_gpu_path};
 use nvme_gpu_compat::spdk;
 use nvme_host::cuda::{DeviceMemory, Gpu};
@@ -73,7 +73,7 @@ pub fn run(seed: u64, mib: u64) -> Outcome {
             if ended > 0 {
                 break;
             }
-            if begin.elapsed() > WAIT {
+            if begin.elapsed() > patient(WAIT) {
                 return Err(format!("a read of LBA {lba} does not end"));
             }
         }

@@ -3,7 +3,7 @@
 //! Each must end in an error that says what it is, within its deadline, and the process continues.
 
 use crate::exporter::Exporter;
-use crate::{Outcome, pattern, said};
+use crate::{Outcome, patient, pattern, said};
 use nvme_host::core::CommandData;
 use nvme_host::core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_host::{
@@ -32,7 +32,7 @@ pub fn start_on(
     rings: RingLocation,
 ) -> Result<Controller, String> {
     let config = ControllerConfig {
-        timeout,
+        timeout: patient(timeout),
         rings,
         ..ControllerConfig::default()
     };
@@ -51,7 +51,7 @@ pub fn unplug(leaving: &str, staying: &str, id: &str) -> Outcome {
     // The guest's own hot-plug driver waits some seconds before it lets the device go.
     let asked = Instant::now();
     let error = loop {
-        if asked.elapsed() > Duration::from_secs(40) {
+        if asked.elapsed() > patient(Duration::from_secs(40)) {
             return Err("the device is still there after 40 s".to_string());
         }
         if let Err(error) = load.turn()? {
@@ -81,7 +81,7 @@ pub fn bus_error(device: &str, port: &str, error: &str) -> Outcome {
     println!("@monitor pcie_aer_inject_error {port} {error}");
     let asked = Instant::now();
     let first = loop {
-        if asked.elapsed() > Duration::from_secs(60) {
+        if asked.elapsed() > patient(Duration::from_secs(60)) {
             return Err("no command has failed within 60 s".to_string());
         }
         if let Err(error) = load.turn()? {
@@ -133,7 +133,7 @@ pub fn reset_under_load(controller: &Controller) -> Outcome {
             }
         }
         // Time-out, abort, controller reset: each has its own bound.
-        if began.elapsed() > Duration::from_secs(30) {
+        if began.elapsed() > patient(Duration::from_secs(30)) {
             return Err(format!("round {round}: {:?} to recover", began.elapsed()));
         }
         if timeouts == 0 {
@@ -175,7 +175,7 @@ pub fn revoke(device: &str, has_rings: bool) -> Outcome {
         let began = Instant::now();
         let cause = loop {
             match load.turn() {
-                Ok(Ok(())) if began.elapsed() < Duration::from_secs(20) => {}
+                Ok(Ok(())) if began.elapsed() < patient(Duration::from_secs(20)) => {}
                 Ok(Ok(())) => return Err(format!("round {round}: nothing ended within 20 s")),
                 Ok(Err(error)) => break error.to_string(),
                 Err(refused) => break refused,

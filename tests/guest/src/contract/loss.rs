@@ -1,14 +1,14 @@
 //! A device that goes away under its user: everything ends in an error that says why, and nothing hangs.
 
 use super::{Outcome, require};
-use crate::said;
+use crate::{config, patient, said};
 use nvme_host::core::spec::register::{ALL_ONES, offset};
-use nvme_host::{Controller, ControllerConfig, Device, Error};
+use nvme_host::{Controller, Device, Error};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a loss may take to be known.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(30);
 
 pub fn run(device: &Arc<dyn Device>, lose: Option<&dyn Fn() -> Outcome>) -> Outcome {
     let pages = Arc::new(device.alloc_dma(4096).map_err(said)?);
@@ -40,7 +40,7 @@ pub fn run(device: &Arc<dyn Device>, lose: Option<&dyn Fn() -> Outcome>) -> Outc
     if let Ok(pages) = device.alloc_dma(4096) {
         gone("map_dma", device.map_dma(&Arc::new(pages)).map(drop))?;
     }
-    let started = Controller::start(Arc::clone(device), &ControllerConfig::default());
+    let started = Controller::start(Arc::clone(device), &config());
     gone("a controller", started.map(drop))?;
     let unmapped = device.unmap_dma(iova, pages.len());
     unmapped.map_err(|error| format!("unmap_dma: {}", said(error)))?;
@@ -62,16 +62,14 @@ pub fn run(device: &Arc<dyn Device>, lose: Option<&dyn Fn() -> Outcome>) -> Outc
 }
 
 fn wait_for_loss(device: &Arc<dyn Device>) -> Result<String, String> {
-    let begin = Instant::now();
+    let (begin, limit) = (Instant::now(), patient(LIMIT));
     loop {
         // A transport may find out when it is used.
         device.registers().read32(offset::CSTS);
         match device.gone() {
             Some(cause) if cause.is_empty() => return Err("gone without a cause".to_owned()),
             Some(cause) => return Ok(cause),
-            None if begin.elapsed() > PATIENCE => {
-                return Err(format!("not gone after {PATIENCE:?}"));
-            }
+            None if begin.elapsed() > limit => return Err(format!("not gone after {limit:?}")),
             None => std::thread::sleep(Duration::from_millis(1)),
         }
     }

@@ -1,7 +1,7 @@
 //! Memory: allocated, mapped, unmapped, and reached by the controller.
 
 use super::{Outcome, refusal, require};
-use crate::{pattern, said};
+use crate::{patient, pattern, said};
 use nvme_host::core::CommandData;
 use nvme_host::core::spec::register::{Cc, Csts, offset};
 use nvme_host::core::spec::{Iova, Lba, Nsid, Sqe, nvm};
@@ -125,7 +125,7 @@ pub fn unknown(device: &Arc<dyn Device>) -> Outcome {
 /// A controller on `device`, and bytes of its first namespace that hold the pattern of `seed`.
 fn prepared(device: &Arc<dyn Device>, seed: u64) -> Result<Controller, String> {
     let config = ControllerConfig {
-        timeout: Duration::from_secs(2),
+        timeout: patient(Duration::from_secs(2)),
         ..ControllerConfig::default()
     };
     let controller = Controller::start(Arc::clone(device), &config).map_err(said)?;

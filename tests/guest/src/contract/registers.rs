@@ -1,7 +1,7 @@
 //! Registers and doorbells.
 
 use super::{Outcome, require};
-use crate::said;
+use crate::{config, said};
 use nvme_host::core::spec::register::{Cap, Cc, Csts, offset};
 use nvme_host::core::spec::{Lba, Nsid, nvm};
 use nvme_host::{Controller, ControllerConfig, Device};
@@ -61,7 +61,7 @@ pub fn doorbells(device: &Arc<dyn Device>) -> Outcome {
     require(map() == map(), "the map of the doorbells changes")?;
     let config = ControllerConfig {
         queue_pairs: 64,
-        ..ControllerConfig::default()
+        ..config()
     };
     let controller = Controller::start(Arc::clone(device), &config).map_err(said)?;
     let block = controller.namespace(Nsid(1)).map_err(said)?.block_bytes() as usize;

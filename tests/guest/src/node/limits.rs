@@ -2,7 +2,7 @@
 // UNSAFETY: system calls with raw pointers to structures of this module.
 #![allow(unsafe_code)]
 
-use super::machine::{self, Child, Ended};
+use super::machine::{self, Child, Count, Ended};
 use super::node::{self, Node, PAGE};
 use guest_tests::Outcome;
 use std::io;
@@ -93,8 +93,9 @@ pub fn run(address: &str) -> Outcome {
 /// The most mappings of one opener.
 const MOST: u64 = 65_535;
 
-/// Many mappings, and one more than there can be; then all are dropped at once.
-pub fn many(address: &str, count: u64) -> Outcome {
+/// Many mappings, and one more than there can be; then all are dropped at once. `flush` is the folder of an event that
+/// comes with each request to the IOMMU to forget addresses: it does not come for each of them.
+pub fn many(address: &str, count: u64, flush: Option<&str>) -> Outcome {
     let node = Node::opened(address)?;
     let page = node::arena(PAGE)? as u64;
     for number in 0..count {
@@ -106,8 +107,16 @@ pub fn many(address: &str, count: u64) -> Outcome {
         Ok(_) if count < MOST => {}
         other => return Err(format!("one more: {other:?}")),
     }
+    let flushes = flush.map(Count::of).transpose()?;
     let began = std::time::Instant::now();
     drop(node);
+    if let Some(flushes) = flushes {
+        let flushes = flushes.so_far()?;
+        println!("{flushes} requests to the IOMMU while it was closed");
+        if flushes > count / 16 {
+            return Err(format!("{flushes} requests for {count} mappings"));
+        }
+    }
     println!(
         "{count} mappings; closed after {} ms",
         began.elapsed().as_millis()

@@ -37,6 +37,45 @@ pub fn is_master(address: &str) -> Result<bool, String> {
     Ok(command(address)? & MASTER != 0)
 }
 
+/// The function is no longer there: its configuration reads as ones.
+pub fn is_absent(address: &str) -> Result<bool, String> {
+    Ok(command(address)? == u16::MAX)
+}
+
+/// Takes the power from the slot below `port`, as a hand that pulls the card: no driver hears of it. (QEMU removes what
+/// is in the slot once the registers say that it has no power.)
+pub fn cut_power(port: &str) -> Outcome {
+    const EXPRESS: u8 = 0x10;
+    const SLOT_CONTROL: usize = 0x18;
+    let path = device(port, "config");
+    let config = fs::read(&path).map_err(|error| format!("{path}: {error}"))?;
+    let byte = |at: usize| config.get(at).copied().unwrap_or(0);
+    let mut at = usize::from(byte(0x34));
+    while at != 0 && byte(at) != EXPRESS {
+        at = usize::from(byte(at + 1));
+    }
+    if at == 0 {
+        return Err(format!("{port} has no PCI Express capability"));
+    }
+    let control = u16::from_le_bytes([byte(at + SLOT_CONTROL), byte(at + SLOT_CONTROL + 1)]);
+    // The indicator is off, and the power.
+    let off = control | 3 << 8 | 1 << 10;
+    let file = fs::File::options().write(true).open(&path);
+    file.and_then(|file| {
+        std::os::unix::fs::FileExt::write_all_at(
+            &file,
+            &off.to_le_bytes(),
+            (at + SLOT_CONTROL) as u64,
+        )
+    })
+    .map_err(|error| format!("{path}: {error}"))
+}
+
+/// Has the system take note that the function is not there any more, as a driver of the slot does.
+pub fn remove(address: &str) -> io::Result<()> {
+    write(&device(address, "remove"), "1")
+}
+
 /// Resets the function as an administrator does.
 pub fn reset(address: &str) -> io::Result<()> {
     write(&device(address, "reset"), "1")
@@ -65,6 +104,31 @@ pub fn shared() -> Result<&'static [AtomicU64; PAGE / 8], String> {
     let page = node::mapped(PAGE, both, flags, -1).map_err(|errno| format!("mmap: {errno}"))?;
     // SAFETY: a whole page of zeros, never unmapped.
     Ok(unsafe { &*page.cast() })
+}
+
+/// How often an event of the kernel has come.
+pub struct Count(String);
+
+impl Count {
+    /// Counts the event of this folder of tracefs from now on.
+    pub fn of(folder: &str) -> Result<Self, String> {
+        let path = format!("{folder}/trigger");
+        write(&path, "hist:keys=common_pid").map_err(|error| format!("{path}: {error}"))?;
+        Ok(Self(folder.to_owned()))
+    }
+
+    /// Ends the count.
+    pub fn so_far(self) -> Result<u64, String> {
+        let path = format!("{}/hist", self.0);
+        let text = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+        let hits = text
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("Hits:"));
+        let hits = hits.and_then(|rest| rest.trim().parse().ok());
+        let end = write(&format!("{}/trigger", self.0), "!hist:keys=common_pid");
+        end.map_err(|error| format!("{path}: {error}"))?;
+        hits.ok_or_else(|| format!("{path} has no count:\n{text}"))
+    }
 }
 
 /// Pages that are pinned in the whole machine.

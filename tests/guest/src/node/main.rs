@@ -13,6 +13,7 @@ mod memory;
 mod node;
 mod nvme;
 mod partial;
+mod pulled;
 mod refuse;
 mod stops;
 mod waits;
@@ -27,7 +28,7 @@ usage: node-tests <test> BDF
   calls BDF SECONDS       calls with good and bad arguments
   fuzz BDF SECONDS        the same by threads, with kills, resets and unbinds under them
   limits BDF              no more memory than RLIMIT_MEMLOCK lets a user lock
-  many BDF COUNT          COUNT mappings, of 65535 that there can be
+  many BDF COUNT [FLUSH]  COUNT mappings, of 65535 that there can be; FLUSH, an event of the IOMMU, is counted at the end
   partial BDF             a MAP that fails half-way
   deaf BDF                hold a function until the module takes it away
   race BDF ROUNDS         unbinds beside processes that map the BAR
@@ -39,6 +40,7 @@ usage: node-tests <test> BDF
   by-error BDF PORT ERROR an error of the bus at PORT, a device of QEMU's, from which the system recovers
   lost BDF PORT ERROR     one from which it does not
   dead BDF PORT ERROR     one after which the link stays down
+  pulled BDF PORT         a function that is pulled out of its slot below PORT while it is open
   next-opener BDF ROUNDS  an opener right after another one hears of its events
   without-reset BDF       a function that has no reset
   no-peer BDF             pages of a program where a peer's memory is asked for
@@ -63,7 +65,10 @@ fn main() -> ExitCode {
         ["calls", bdf, seconds] => number(seconds).and_then(|n| calls::calls(bdf, n)),
         ["fuzz", bdf, seconds] => number(seconds).and_then(|n| fuzz::run(bdf, n)),
         ["limits", bdf] => limits::run(bdf),
-        ["many", bdf, count] => number(count).and_then(|n| limits::many(bdf, n)),
+        ["many", bdf, count] => number(count).and_then(|n| limits::many(bdf, n, None)),
+        ["many", bdf, count, flush] => {
+            number(count).and_then(|n| limits::many(bdf, n, Some(flush)))
+        }
         ["partial", bdf] => partial::run(bdf),
         ["deaf", bdf] => calls::deaf(bdf),
         ["race", bdf, rounds] => number(rounds).and_then(|n| bar::race(bdf, n)),
@@ -75,6 +80,7 @@ fn main() -> ExitCode {
         ["by-error", bdf, port, error] => errors::recovered(bdf, port, error),
         ["lost", bdf, port, error] => errors::lost(bdf, port, error),
         ["dead", bdf, port, error] => errors::dead(bdf, port, error),
+        ["pulled", bdf, port] => pulled::run(bdf, port),
         ["next-opener", bdf, rounds] => number(rounds).and_then(|n| stops::next_opener(bdf, n)),
         ["without-reset", bdf] => stops::without_reset(bdf),
         ["no-peer", bdf] => refuse::no_peer(bdf),

@@ -19,6 +19,8 @@ pub struct Boot {
     /// Words for the guest's kernel.
     pub kernel: &'static str,
     pub iommu: bool,
+    /// A kernel with CONFIG_PCI_P2PDMA knows the processor as one whose host bridges pass transactions on to peers.
+    pub passes_peers: bool,
     /// A table of the firmware about the IOMMU in the place of QEMU's.
     pub dmar: Option<Dmar>,
     /// A test reboots the guest.
@@ -49,6 +51,7 @@ const PLAIN: Boot = Boot {
     variables: "",
     kernel: "",
     iommu: false,
+    passes_peers: true,
     dmar: None,
     reboots: false,
     cpus: 2,
@@ -201,6 +204,9 @@ pub const BOOTS: &[Boot] = &[
             ("zoned.img", 64),
             ("beside.img", 64),
             ("tiny.img", 64),
+            ("d0.img", 64),
+            ("d1.img", 64),
+            ("d2.img", 64),
         ],
         devices: &[
             "-device nvme-subsys,id=ss0,nqn=subsys0",
@@ -224,32 +230,24 @@ pub const BOOTS: &[Boot] = &[
             "-device nvme-ns,drive=b0,bus=c3,nsid=2",
             "-drive file={dir}/tiny.img,if=none,id=t0,format=raw,cache=unsafe",
             "-device nvme,id=c4,serial=S4,drive=t0,mdts=1,max_ioqpairs=1,msix_qsize=1,mqes=1,addr=0x14",
-        ],
-        variables: "SHAPES='0000:00:10.0 0000:00:11.0 0000:00:12.0 0000:00:13.0 0000:00:14.0'",
-        iommu: true,
-        tests: &["vfio-shapes"],
-        ..PLAIN
-    },
-    // One controller of a subsystem is Linux's, the other one ours, over the same namespace.
-    Boot {
-        name: "vfio-beside",
-        images: &[("d0.img", 128)],
-        devices: &[
-            "-device nvme-subsys,id=ss0,nqn=subsys0",
-            "-device nvme,id=c0,serial=S0,subsys=ss0,addr=0x10",
-            "-device nvme,id=c1,serial=S0,subsys=ss0,addr=0x11",
             "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
-            "-device nvme-ns,drive=d0,bus=c0,nsid=1,shared=on",
+            "-device nvme,id=c5,serial=S5,drive=d0,addr=0x15",
+            "-drive file={dir}/d1.img,if=none,id=d1,format=raw,cache=unsafe",
+            "-device nvme,id=c6,serial=S6,drive=d1,cmb_size_mb=16,legacy-cmb=on,addr=0x16",
+            "-drive file={dir}/d2.img,if=none,id=d2,format=raw,cache=unsafe",
+            "-device nvme,id=c7,serial=S7,drive=d2,cmb_size_mb=16,addr=0x17",
         ],
-        variables: "LINUX=0000:00:10.0 BDF=0000:00:11.0",
+        variables: "SHAPES='0000:00:10.0 0000:00:11.0 0000:00:12.0 0000:00:13.0 0000:00:14.0' BDF=0000:00:15.0 \
+                    CMBS='0000:00:16.0 0000:00:17.0'",
         iommu: true,
-        tests: &["vfio-beside"],
+        tests: &["vfio-shapes", "vfio-cmb"],
         ..PLAIN
     },
-    // What may use a drive: each user is real, and named by `bind`.
+    // What may use a drive: each user is real, and named by `bind`. One controller of a subsystem is Linux's, the other
+    // one ours, over the same namespace.
     Boot {
         name: "holders",
-        images: &[("d0.img", 64), ("d1.img", 64)],
+        images: &[("d0.img", 64), ("d1.img", 128)],
         devices: &[
             "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
             "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10",
@@ -264,23 +262,12 @@ pub const BOOTS: &[Boot] = &[
         ],
         variables: "SERIAL=S0 BDF=0000:00:10.0 FIRST=0000:00:11.0 SECOND=0000:00:12.0 PARENT=0000:01:00.0",
         iommu: true,
-        tests: &["bind-siblings", "bind-holders", "bind-virtual"],
-        ..PLAIN
-    },
-    Boot {
-        name: "vfio-cmb",
-        images: &[("d0.img", 64), ("d1.img", 64), ("d2.img", 64)],
-        devices: &[
-            "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
-            "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10",
-            "-drive file={dir}/d1.img,if=none,id=d1,format=raw,cache=unsafe",
-            "-device nvme,id=c1,serial=S1,drive=d1,cmb_size_mb=16,legacy-cmb=on,addr=0x11",
-            "-drive file={dir}/d2.img,if=none,id=d2,format=raw,cache=unsafe",
-            "-device nvme,id=c2,serial=S2,drive=d2,cmb_size_mb=16,addr=0x12",
+        tests: &[
+            "vfio-beside",
+            "bind-siblings",
+            "bind-holders",
+            "bind-virtual",
         ],
-        variables: "BDF=0000:00:10.0 CMBS='0000:00:11.0 0000:00:12.0'",
-        iommu: true,
-        tests: &["vfio-cmb"],
         ..PLAIN
     },
     // Our driver on QEMU's controller, behind the module nvme_gpu and the IOMMU.
@@ -349,6 +336,19 @@ pub const BOOTS: &[Boot] = &[
             "driver-contract",
             "driver-gathers-reset",
         ],
+        ..PLAIN
+    },
+    // The same where the kernel does not know that host bridges pass transactions on: for `--kernel FOLDER`, whose
+    // CONFIG_PCI_P2PDMA Debian's kernels lack.
+    Boot {
+        name: "kmod-far",
+        always: false,
+        images: &[("d0.img", 64), ("shm", 16)],
+        devices: PEER_BESIDE,
+        variables: "SERIAL=S0 BDF=0000:00:10.0 PEER=0000:00:18.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0",
+        iommu: true,
+        passes_peers: false,
+        tests: &["kmod-far"],
         ..PLAIN
     },
     // A function that no IOMMU translates for, one whose interrupts are not isolated, one that firmware has memory of

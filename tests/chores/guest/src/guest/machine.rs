@@ -53,8 +53,8 @@ impl Machine {
         let mut qemu = bench.tree.qemu();
         let memory = boot.memory_mib;
         let processor = match bench.kernel.modules {
-            None => PROCESSOR,
-            Some(_) => PEER_PROCESSOR,
+            Some(_) if boot.passes_peers => PEER_PROCESSOR,
+            _ => PROCESSOR,
         };
         qemu.args(["-cpu", processor, "-nodefaults", "-display", "none"])
             .args(["-machine", "q35,accel=tcg,kernel-irqchip=split"])

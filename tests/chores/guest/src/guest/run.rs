@@ -168,8 +168,9 @@ impl Bench {
         let limit = limit_s.map(|limit| limit.to_string()).unwrap_or_default();
         let shell = if limit_s.is_none() { "yes" } else { "" };
         let plan = format!(
-            "TESTS='{}'\nLIMIT='{limit}'\nSHELL='{shell}'\nexport GUEST=yes {}\n",
+            "TESTS='{}'\nLIMIT='{limit}'\nSHELL='{shell}'\nexport GUEST=yes PATIENCE={} {}\n",
             tests.join(" "),
+            self.kernel.patience(),
             boot.variables
         );
         overlay.bytes("tests/plan", plan.as_bytes());
