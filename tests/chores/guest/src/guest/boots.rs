@@ -35,6 +35,8 @@ pub struct Boot {
     pub audit: &'static [u32],
     /// Rules that the tests break on purpose, as the protocol auditor of our controllers names them.
     pub breaks: &'static [&'static str],
+    /// The last test leaves the boot's one controller of QEMU's running: the kernel's end has to shut it down.
+    pub leaves_running: bool,
     /// What must be in an image afterwards: its name, a byte offset, text.
     pub left_behind: &'static [(&'static str, u64, &'static str)],
     /// Files of tests/guest/scripts, without their ending, in order.
@@ -60,6 +62,7 @@ const PLAIN: Boot = Boot {
     defined: true,
     audit: &[],
     breaks: &[],
+    leaves_running: false,
     left_behind: &[],
     tests: &[],
 };
@@ -408,7 +411,8 @@ pub const BOOTS: &[Boot] = &[
         cpus: 4,
         deadline_s: 1200,
         defined: false,
-        tests: &["kmod-races", "kmod-stops", "kmod-fuzz"],
+        leaves_running: true,
+        tests: &["kmod-races", "kmod-stops", "kmod-fuzz", "kmod-left"],
         ..PLAIN
     },
     // A quarter of an hour of calls, on a kernel that looks at memory that was freed; not in CI.

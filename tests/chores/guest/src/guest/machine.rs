@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 const PROCESSOR: &str = "max,-erms,-fsrm";
 /// The same as AMD's first Zen: a kernel with CONFIG_PCI_P2PDMA trusts host bridges from there on.
 const PEER_PROCESSOR: &str = "max,-erms,-fsrm,family=23,model=1";
+/// Events of QEMU's controllers: one was enabled, one was told to shut down.
+pub const STARTED: &str = "pci_nvme_mmio_start_success";
+pub const SHUT_DOWN: &str = "pci_nvme_mmio_shutdown_set";
 /// Where the first controller of ours lies on the PCI bus.
 const FIRST_SLOT: usize = 0x10;
 
@@ -76,6 +79,9 @@ impl Machine {
             .arg("-D")
             .arg(folder.join("qemu.log"))
             .args(["-trace", "pci_nvme_ub*", "-trace", "pci_nvme_err*"]);
+        if boot.leaves_running {
+            qemu.args(["-trace", STARTED, "-trace", SHUT_DOWN]);
+        }
         if !boot.audit.is_empty() {
             qemu.arg("-trace")
                 .arg(format!("events={}", audit::events(folder)?.display()));

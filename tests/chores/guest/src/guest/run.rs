@@ -6,7 +6,7 @@ use super::boots::Boot;
 use super::cpio::Archive;
 use super::dmar;
 use super::kernel::Kernel;
-use super::machine::{Machine, Next};
+use super::machine::{Machine, Next, SHUT_DOWN, STARTED};
 use super::programs::PROGRAMS;
 use super::server::Server;
 use super::tree::Tree;
@@ -76,6 +76,7 @@ impl Bench {
         if tests.len() == boot.tests.len() {
             outcome.require(defined(boot, &log));
             outcome.require(left_behind(boot, &folder));
+            outcome.require(left_running(boot, &log));
         } else if boot.defined {
             outcome.require(defined(boot, &log));
         }
@@ -280,6 +281,18 @@ fn defined(boot: &Boot, log: &str) -> Result<(), Failure> {
     }
 }
 
+/// The controller that was running at the end of the tests was shut down after its last start.
+fn left_running(boot: &Boot, log: &str) -> Result<(), Failure> {
+    let last = |event| log.rfind(event);
+    match (last(STARTED), last(SHUT_DOWN)) {
+        _ if !boot.leaves_running => Ok(()),
+        (Some(started), Some(shut)) if started < shut => Ok(()),
+        _ => Err(Failure::new(
+            "the controller that was left running was not shut down with the machine",
+        )),
+    }
+}
+
 /// The kernel came down in an orderly way: no controller failed to shut down.
 fn shut_down(log: &str) -> Result<(), Failure> {
     if log.contains("shutdown incomplete") || !log.contains("reboot: Power down") {
@@ -345,7 +358,7 @@ fn tail(text: &str, lines: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Serial, defined, shut_down};
+    use super::{SHUT_DOWN, STARTED, Serial, defined, left_running, shut_down};
     use crate::guest::boots::BOOTS;
     use chores::report::Counts;
     use std::path::Path;
@@ -390,6 +403,16 @@ mod tests {
         let provoking = BOOTS.iter().find(|boot| !boot.defined).unwrap();
         assert!(defined(provoking, bad).is_ok());
         assert!(defined(provoking, "").is_err());
+    }
+
+    #[test]
+    fn a_controller_that_runs_at_the_end_has_to_be_shut_down_after_its_last_start() {
+        let boot = BOOTS.iter().find(|boot| boot.leaves_running).unwrap();
+        let [start, shut] = [STARTED, SHUT_DOWN].map(|event| format!("{event} set\n"));
+        assert!(left_running(boot, &format!("{start}{shut}")).is_ok());
+        for log in [format!("{start}{shut}{start}"), shut, String::new()] {
+            assert!(left_running(boot, &log).is_err());
+        }
     }
 
     #[test]
