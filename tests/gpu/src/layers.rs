@@ -139,7 +139,9 @@ impl Model {
         for (layer, have) in have.chunks_exact(LAYER as usize).enumerate() {
             let begin = layer * STEP as usize + 13;
             let want = &self.image[begin..begin + LAYER as usize];
-            if let Some(at) = have.iter().zip(want).position(|(a, b)| a != b) {
+            if have != want {
+                let at = have.iter().zip(want).position(|(a, b)| a != b);
+                let at = at.unwrap_or_default();
                 return Err(format!("layer {layer} is wrong from byte {at} on"));
             }
         }

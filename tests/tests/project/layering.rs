@@ -370,16 +370,42 @@ fn unsafe_code_is_opened_only_where_it_is_allowed_and_says_why() {
     report(offenders);
 }
 
-#[test]
-fn every_package_takes_the_lints_of_the_workspace() {
+/// The folder of each package, and its manifest.
+fn packages() -> Vec<(String, String)> {
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
-    assert!(manifest.contains("unsafe_code = \"deny\""));
     let members = manifest
         .lines()
         .find(|line| line.starts_with("members = "))
         .unwrap();
-    for member in members.split('"').skip(1).step_by(2) {
+    let read = |member: &str| {
         let text = fs::read_to_string(root().join(member).join("Cargo.toml")).unwrap();
+        (member.to_string(), text)
+    };
+    members.split('"').skip(1).step_by(2).map(read).collect()
+}
+
+/// Cargo would compile it a second time for nothing, and with `test = false` it would run none of them.
+#[test]
+fn a_library_without_unit_tests_has_none() {
+    let mut offenders = Vec::new();
+    let quiet = packages()
+        .into_iter()
+        .filter(|(_, manifest)| manifest.lines().any(|line| line == "test = false"));
+    for (member, _) in quiet {
+        for (path, text) in sources(&format!("{member}/src")) {
+            if text.lines().any(|line| code(line).contains("#[test]")) {
+                offenders.push(format!("{path}: {member}/Cargo.toml says test = false"));
+            }
+        }
+    }
+    report(offenders);
+}
+
+#[test]
+fn every_package_takes_the_lints_of_the_workspace() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    assert!(manifest.contains("unsafe_code = \"deny\""));
+    for (member, text) in packages() {
         assert!(
             text.contains("[lints]\nworkspace = true"),
             "{member} does not take the workspace's lints"
