@@ -6,11 +6,12 @@
 //!
 //! - [`NgramHash`]: one table's hashes, from token ids to row ids.
 //! - [`NgramHistory`]: the tokens that a request's next n-grams begin with.
+//! - [`GpuNgramHash`]: the same hashes of tokens in GPU memory, by kernels.
 //! - [`engram`]: the tables of DeepSeek-V4.1, "Engram". [`ple`]: those of Qwen3.8-Flash-Next.
 //!
 //! The published models compute ids in 64-bit integers that never wrap, because a multiplier is below 2^63 divided by the
 //! number of tokens. A token outside that number is refused here: its product could wrap, and select a plausible row.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![deny(missing_docs)]
 
 pub mod engram;
@@ -18,6 +19,8 @@ mod error;
 mod history;
 mod ngram;
 mod numpy;
+#[cfg(feature = "cuda")]
+mod on_gpu;
 pub mod ple;
 mod primes;
 mod settings;
@@ -26,4 +29,6 @@ mod tables;
 pub use error::LookupError;
 pub use history::NgramHistory;
 pub use ngram::{HashHead, IMAGE_TOKEN, NgramBoundary, NgramHash};
+#[cfg(feature = "cuda")]
+pub use on_gpu::{GpuNgramHash, StepTokens};
 pub use tables::NgramTables;

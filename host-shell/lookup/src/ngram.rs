@@ -81,6 +81,11 @@ impl NgramHash {
         self.tokens
     }
 
+    /// Returns the class of each token, where tokens that read alike are hashed alike.
+    pub fn classes(&self) -> Option<&[u32]> {
+        self.classes.as_deref()
+    }
+
     /// Returns the multipliers: that of the newest token first.
     pub fn multipliers(&self) -> &[u64] {
         &self.multipliers

@@ -17,6 +17,7 @@
 
 #[cfg(all(
     target_arch = "nvptx64",
+    not(feature = "ngrams"),
     any(
         not(feature = "tile"),
         feature = "steps",
@@ -60,6 +61,7 @@ mod gemv;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "linear"))]
 pub mod linear;
 pub mod matmul;
+pub mod ngrams;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "paged"))]
 mod paged;
 pub mod pages;
@@ -127,6 +129,10 @@ pub const CHOOSE_PTX: &str = include_str!("../ptx/choose.ptx");
 #[cfg(not(target_arch = "nvptx64"))]
 pub const SEARCH_PTX: &str = include_str!("../ptx/search.ptx");
 
+/// The kernels of [`ngrams`] as PTX, as [`PTX`] is.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const NGRAMS_PTX: &str = include_str!("../ptx/ngrams.ptx");
+
 /// The kernels of [`experts`] as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const EXPERTS_PTX: &str = include_str!("../ptx/experts.ptx");
@@ -142,6 +148,7 @@ pub const LINEAR_PTX: &str = include_str!("../ptx/linear.ptx");
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 pub mod entries {
     pub use crate::gathered::nvme_gemv_gathered;
+    pub use crate::ngrams::{nvme_ngram_commit, nvme_ngram_rows};
     pub use crate::paged::{nvme_attention_join, nvme_attention_paged};
     pub use crate::search::nvme_search;
     pub use crate::streamed::nvme_gemv_streamed;
@@ -226,6 +233,10 @@ pub mod kernel {
     pub const CHOOSE_PAGES: &str = "nvme_choose_pages";
     /// Takes a [`SearchLaunch`](crate::search::SearchLaunch). Of [`SEARCH_PTX`](crate::SEARCH_PTX).
     pub const SEARCH: &str = "nvme_search";
+    /// Takes a [`NgramLaunch`](crate::ngrams::NgramLaunch). Of [`NGRAMS_PTX`](crate::NGRAMS_PTX).
+    pub const NGRAM_ROWS: &str = "nvme_ngram_rows";
+    /// Takes a [`NgramLaunch`](crate::ngrams::NgramLaunch). Of [`NGRAMS_PTX`](crate::NGRAMS_PTX).
+    pub const NGRAM_COMMIT: &str = "nvme_ngram_commit";
 
     /// All kernels of [`PTX`](crate::PTX).
     pub const ALL: [&str; 10] = [
@@ -569,5 +580,6 @@ mod tests {
         ];
         assert_eq!(choose, named);
         assert_eq!(entries(SEARCH_PTX), [kernel::SEARCH]);
+        same(NGRAMS_PTX, &[kernel::NGRAM_ROWS, kernel::NGRAM_COMMIT]);
     }
 }

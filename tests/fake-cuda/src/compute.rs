@@ -14,7 +14,7 @@ use std::ffi::{CStr, c_void};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// The symbols.
-pub const NAMES: [&CStr; 60] = [
+pub const NAMES: [&CStr; 62] = [
     c"nvme_gemv",
     c"nvme_gemv_wide",
     c"nvme_gemv_quantised",
@@ -33,6 +33,8 @@ pub const NAMES: [&CStr; 60] = [
     c"nvme_attention_paged",
     c"nvme_attention_join",
     c"nvme_search",
+    c"nvme_ngram_rows",
+    c"nvme_ngram_commit",
     c"nvme_moe_route",
     c"nvme_moe_admit",
     c"nvme_moe_settle",

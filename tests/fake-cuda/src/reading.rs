@@ -1,4 +1,4 @@
-//! Kernels that compute with what their warps read: the lanes of a launch run the kernels' own source in the host
+//! Kernels that compute with what their warps read, and those of lookup tables: the lanes of a launch run the kernels' own source in the host
 //! thread of the stream.
 // UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
 #![allow(unsafe_code)]
@@ -42,6 +42,8 @@ launches! {
     ATTENTION_PAGED nvme_attention_paged;
     ATTENTION_JOIN nvme_attention_join;
     SEARCH nvme_search;
+    NGRAM_ROWS nvme_ngram_rows;
+    NGRAM_COMMIT nvme_ngram_commit;
 }
 
 /// Returns the argument of a launch of `entry`.

@@ -108,6 +108,13 @@ const SEARCH: Image = Image {
     committed: Some("nvme-gpu-kernel/compute/ptx/search.ptx"),
     ..PLAIN
 };
+/// The kernels that hash n-grams of tokens.
+const NGRAMS: Image = Image {
+    name: "ngrams",
+    features: "ngrams",
+    committed: Some("nvme-gpu-kernel/compute/ptx/ngrams.ptx"),
+    ..PLAIN
+};
 /// The kernels that choose, cache and compute experts.
 const EXPERTS: Image = Image {
     name: "experts",
@@ -225,7 +232,7 @@ const PEER: Image = Image {
     ..PLAIN
 };
 /// All of these, in the order of the table of kernels.
-const IMAGES: [Image; 19] = [
+const IMAGES: [Image; 20] = [
     KERNELS,
     ROWS,
     SCATTER,
@@ -236,6 +243,7 @@ const IMAGES: [Image; 19] = [
     PAGED,
     CHOOSE,
     SEARCH,
+    NGRAMS,
     EXPERTS,
     MATMUL,
     MATMUL_SM90A,

@@ -1,0 +1,255 @@
+//! Row ids in GPU memory: tokens that a GPU has sampled select rows without a trip to the host. A launch returns before it
+//! runs, and can be captured: a replay hashes the tokens that are in memory then.
+// UNSAFETY: launches kernels over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use crate::{NgramBoundary, NgramHash};
+use nvme_compute_kernel::ngrams::{NgramHead, NgramLaunch};
+use nvme_compute_kernel::{BLOCK_THREADS, NGRAMS_PTX, kernel};
+use nvme_host::cuda::{DeviceMemory, Gpu, KernelArgument, KernelFunction, Module};
+use nvme_host::{Error, Result};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+/// Blocks of a launch at most: more than a large GPU runs at a time.
+const MOST_BLOCKS: u64 = 2048;
+/// Row ids of a launch at most.
+const MOST_IDS: u64 = 1 << 40;
+
+/// The tokens of a step, in memory of the GPU: sequences one after the other, as engines batch them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTokens {
+    /// Address of the tokens, `i64` or `i32` each.
+    pub tokens: u64,
+    /// Number of tokens.
+    pub count: u64,
+    /// Whether tokens are `i64`.
+    pub is_wide: bool,
+    /// Number of sequences, at least 1.
+    pub sequences: u32,
+    /// Address of `sequences` + 1 `i32`: the first token of each sequence, and the end of the last one. 0 for one sequence
+    /// of all tokens. Tokens of no sequence get row id -1.
+    pub starts: u64,
+    /// Address of the histories, [`GpuNgramHash::history_tokens`] `i64` each, the newest token last. 0 for sequences that
+    /// begin.
+    pub histories: u64,
+    /// Number of histories.
+    pub history_count: u64,
+    /// Address of an `i64` for each sequence, the number of its history. 0 for histories in the order of the sequences.
+    pub slots: u64,
+}
+
+/// The hashes of one table with their constants in memory of a GPU, and the kernels that use them.
+///
+/// Its memory is not freed when this is dropped: a launch that is under way, or a graph, may still use it.
+pub struct GpuNgramHash {
+    module: Module,
+    rows: KernelFunction,
+    commit: KernelFunction,
+    constants: ManuallyDrop<DeviceMemory>,
+    words: NgramLaunch,
+}
+
+impl GpuNgramHash {
+    /// Loads the kernels and uploads multipliers, heads and classes of tokens.
+    ///
+    /// # Errors
+    /// Those of [`Module::embedded`]; [`Error::Device`] without memory on the GPU.
+    pub fn new(gpu: &Arc<Gpu>, hash: &NgramHash) -> Result<Self> {
+        let module = Module::embedded(gpu, NGRAMS_PTX.as_bytes())?;
+        let mut bytes = Vec::new();
+        let mut put = |word: u64| bytes.extend_from_slice(&word.to_le_bytes());
+        hash.multipliers().iter().for_each(|word| put(*word));
+        for head in hash.heads() {
+            [head.rows, head.first_row, head.length as u64]
+                .into_iter()
+                .for_each(&mut put);
+        }
+        let heads_at = hash.multipliers().len() as u64 * 8;
+        let classes_at = heads_at + (hash.heads().len() * size_of::<NgramHead>()) as u64;
+        let classes = hash.classes().unwrap_or_default();
+        bytes.extend(classes.iter().flat_map(|class| class.to_le_bytes()));
+        let constants = DeviceMemory::new(gpu, bytes.len())?;
+        constants.upload(0, &bytes)?;
+        let base = constants.address();
+        let words = NgramLaunch {
+            heads: base + heads_at,
+            multipliers: base,
+            classes: hash.classes().map_or(0, |_| base + classes_at),
+            known_tokens: hash.tokens(),
+            padding: hash.padding(),
+            head_count: hash.heads().len() as u32,
+            length: hash.multipliers().len() as u32,
+            ends_at_padding: u32::from(hash.boundary() == NgramBoundary::Padding),
+            ..NgramLaunch::default()
+        };
+        Ok(Self {
+            rows: module.function(kernel::NGRAM_ROWS)?,
+            commit: module.function(kernel::NGRAM_COMMIT)?,
+            module,
+            constants: ManuallyDrop::new(constants),
+            words,
+        })
+    }
+
+    /// Returns the GPU.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        self.constants.gpu()
+    }
+
+    /// Returns the number of row ids of a token.
+    pub fn heads(&self) -> u32 {
+        self.words.head_count
+    }
+
+    /// Returns the number of tokens of a history.
+    pub fn history_tokens(&self) -> u32 {
+        self.words.length - 1
+    }
+
+    /// Enqueues in `stream` the hashing of `tokens`: [`heads`](Self::heads) `i64` at `out` for each, token by token. The
+    /// histories stay as they are.
+    ///
+    /// A token that the model does not have makes the ids of the n-grams with it -1, which a gather reports as out of
+    /// range. So do bounds of sequences, and numbers of histories, that cannot be.
+    ///
+    /// # Safety
+    /// What `tokens` names, and `out`, is valid on the GPU until the stream has done it, and for as long as a graph that
+    /// captured it may be launched; nothing else writes it meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for addresses and numbers that cannot be; [`Error::Device`] with the driver's answer.
+    pub unsafe fn row_ids(&self, tokens: &StepTokens, out: u64, stream: u64) -> Result<()> {
+        let heads = u64::from(self.words.head_count);
+        let ids = tokens
+            .count
+            .checked_mul(heads)
+            .filter(|ids| *ids <= MOST_IDS);
+        let ids = ids.ok_or_else(|| {
+            Error::usage(
+                format!("{} tokens have more than 2^40 row ids", tokens.count),
+                "hash fewer tokens at a time",
+            )
+        })?;
+        let launch = NgramLaunch {
+            out,
+            ..self.checked(tokens, stream)?
+        };
+        let out = KernelArgument::written("out", out, ids, 8);
+        self.gpu().judge_list(stream, [out])?;
+        // SAFETY: the caller's.
+        unsafe { self.launch(self.rows, ids, &launch, stream) }
+    }
+
+    /// Enqueues in `stream` the end of a step: adds to each history the first tokens of its sequence, as many as the `i32`
+    /// at `accepted` says for it, or all with an address of 0. Refused drafts are those behind them.
+    ///
+    /// A number that cannot be makes the history unknown: its next n-grams get row id -1. A sequence whose words cannot be
+    /// changes no history.
+    ///
+    /// # Safety
+    /// As [`row_ids`](Self::row_ids); no two sequences have one history.
+    ///
+    /// # Errors
+    /// As [`row_ids`](Self::row_ids), and without histories.
+    pub unsafe fn commit(&self, tokens: &StepTokens, accepted: u64, stream: u64) -> Result<()> {
+        if tokens.histories == 0 {
+            return Err(Error::usage(
+                "tokens are committed and there are no histories",
+                "give the memory of histories",
+            ));
+        }
+        let launch = NgramLaunch {
+            accepted,
+            ..self.checked(tokens, stream)?
+        };
+        let sequences = u64::from(tokens.sequences);
+        let some = if accepted == 0 { 0 } else { sequences };
+        let words = tokens.history_count * u64::from(self.history_tokens());
+        self.gpu().judge_list(
+            stream,
+            [
+                KernelArgument::read("accepted", accepted, some, 4),
+                KernelArgument::written("histories", tokens.histories, words, 8),
+            ],
+        )?;
+        // SAFETY: the caller's.
+        unsafe { self.launch(self.commit, sequences, &launch, stream) }
+    }
+
+    /// Returns the words of a launch over `tokens`, whose memory may be used.
+    fn checked(&self, tokens: &StepTokens, stream: u64) -> Result<NgramLaunch> {
+        let usage = |cause: &str, remedy: &str| Err(Error::usage(cause, remedy));
+        if tokens.sequences == 0 || (tokens.starts == 0 && tokens.sequences != 1) {
+            return usage(
+                "the number of sequences is 0, or not 1 without their starts",
+                "give one sequence, or the starts of more",
+            );
+        }
+        if tokens.slots != 0 && tokens.histories == 0 {
+            return usage(
+                "numbers of histories are given without histories",
+                "give the memory of histories",
+            );
+        }
+        let sequences = u64::from(tokens.sequences);
+        if tokens.histories != 0 && tokens.slots == 0 && tokens.history_count < sequences {
+            return Err(Error::usage(
+                format!(
+                    "{} histories are fewer than the {sequences} sequences",
+                    tokens.history_count
+                ),
+                "give a history for each sequence, or their numbers",
+            ));
+        }
+        let of = |address: u64, count: u64| if address == 0 { 0 } else { count };
+        let unit = if tokens.is_wide { 8 } else { 4 };
+        let history = u64::from(self.history_tokens());
+        let words = tokens.history_count.saturating_mul(history);
+        self.gpu().judge_list(
+            stream,
+            [
+                KernelArgument::read("tokens", tokens.tokens, tokens.count, unit),
+                KernelArgument::read("starts", tokens.starts, of(tokens.starts, sequences + 1), 4),
+                KernelArgument::read(
+                    "histories",
+                    tokens.histories,
+                    of(tokens.histories, words),
+                    8,
+                ),
+                KernelArgument::read("slots", tokens.slots, of(tokens.slots, sequences), 8),
+            ],
+        )?;
+        Ok(NgramLaunch {
+            tokens: tokens.tokens,
+            starts: tokens.starts,
+            histories: tokens.histories,
+            slots: tokens.slots,
+            token_count: tokens.count,
+            history_count: tokens.history_count,
+            sequences: tokens.sequences,
+            wide_tokens: tokens.is_wide.into(),
+            ..self.words
+        })
+    }
+
+    /// # Safety
+    /// As [`Module::launch_in`].
+    unsafe fn launch(
+        &self,
+        function: KernelFunction,
+        threads: u64,
+        words: &NgramLaunch,
+        stream: u64,
+    ) -> Result<()> {
+        let blocks = threads.div_ceil(BLOCK_THREADS.into()).min(MOST_BLOCKS);
+        if blocks == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's; both kernels take one `NgramLaunch`.
+        unsafe {
+            self.module
+                .launch_in(stream, function, blocks as u32, BLOCK_THREADS, words)
+        }
+    }
+}
