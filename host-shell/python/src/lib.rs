@@ -4,7 +4,7 @@
 //! - `view`: memory of the caller, kept alive; `array`: memory of ours.
 //! - `store`, `table`: bytes and rows; `operation`, `flight`: transfers by threads and by a GPU; `left`: those whose
 //!   buffers are kept because their owner went away before they ended.
-//! - `on_store`: objects that keep a store open; `search`: indexes of vectors; `lookup`: row ids by
+//! - `on_store`: objects that keep a store open; `search`: indexes of vectors; `lookup` and `ngrams`: row ids by
 //!   hashes of tokens.
 //! - `volume`: files of an ext4 on a store; `catalog`: files of tensors; `loader`: their layers, read ahead; `sampler`:
 //!   rows of batches.
@@ -24,6 +24,7 @@ mod fork;
 mod left;
 mod loader;
 mod lookup;
+mod ngrams;
 mod on_store;
 mod operation;
 mod pool;
@@ -75,6 +76,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sampler::PySampler>()?;
     module.add_class::<search::SearchIndex>()?;
     module.add_class::<lookup::PyNgramTables>()?;
+    module.add_class::<ngrams::PyGpuNgrams>()?;
     compute::add(module)?;
     module.add_class::<operation::PyOperation>()?;
     module.add_class::<flight::GpuOperation>()?;

@@ -5,7 +5,7 @@
 use crate::error::ExceptionParts;
 use crate::view::{MemoryPiece, PyView};
 use crate::wait;
-use nvme_lookup::{LookupError, NgramTables, engram, ple};
+use nvme_lookup::{LookupError, NgramHash, NgramTables, engram, ple};
 use pyo3::prelude::*;
 
 /// The hashes of a model's tables.
@@ -17,6 +17,13 @@ fn refused(error: &LookupError) -> ExceptionParts {
         error.to_string(),
         "use the files of one model, as it was published",
     )
+}
+
+impl PyNgramTables {
+    /// Returns the hashes of table `at`.
+    pub fn hash(&self, at: usize) -> &NgramHash {
+        &self.0.hashes()[at]
+    }
 }
 
 #[pymethods]

@@ -8,6 +8,7 @@ __all__ = [
     "Attention",
     "DriveFile",
     "Experts",
+    "GpuNgrams",
     "GpuOperation",
     "Import",
     "KvPages",
@@ -193,6 +194,22 @@ class NgramTables:
     def columns(self) -> int: ...
     def about(self, at: int) -> tuple[int, int, int, int]: ...
     def row_ids(self, at: int, before: View, tokens: View, out: View) -> None: ...
+
+@final
+class GpuNgrams:
+    def __new__(cls, tables: NgramTables, at: int, gpu: int) -> GpuNgrams: ...
+    def row_ids(
+        self,
+        tokens: tuple[tuple[int, int, bool, int], tuple[int, int, int], int],
+        out: int,
+        stream: int,
+    ) -> None: ...
+    def commit(
+        self,
+        tokens: tuple[tuple[int, int, bool, int], tuple[int, int, int], int],
+        accepted: int,
+        stream: int,
+    ) -> None: ...
 
 @final
 class Store:

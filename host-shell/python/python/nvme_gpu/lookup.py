@@ -17,7 +17,7 @@ import os
 from array import array
 from typing import Any
 
-from . import _buffers, _dtypes, _native
+from . import _buffers, _dtypes, _native, _ngrams
 from ._errors import Usage
 from ._native import View
 
@@ -27,10 +27,11 @@ __all__ = ["NgramTables", "engram", "qwen_ple"]
 class NgramTables:
     """The hashes of a model's tables: :func:`engram`, :func:`qwen_ple`."""
 
-    __slots__ = ("_native",)
+    __slots__ = ("_native", "_on_gpus")
 
     def __init__(self, native: _native.NgramTables) -> None:
         self._native = native
+        self._on_gpus: dict[tuple[int, int], _native.GpuNgrams] = {}
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -50,17 +51,39 @@ class NgramTables:
         """The number of tokens before a token that its row ids depend on."""
         return self._native.about(self._at(layer))[2]
 
-    def row_ids(self, layer: int, tokens: Any, *, before: Any = (), out: Any = None) -> Any:
+    def row_ids(
+        self,
+        layer: int,
+        tokens: Any,
+        *,
+        before: Any = (),
+        histories: Any = None,
+        starts: Any = None,
+        slots: Any = None,
+        out: Any = None,
+    ) -> Any:
         """int64 of the shape ``(tokens, hashes)``: the rows of ``layer`` that each of ``tokens`` selects.
 
-        ``tokens``: one dimension of int32 or int64 on the host, or a list; -1 stands for a token of an image where the
-        model's hashes stop at images. ``before``: the tokens of the sequence so far, or its last :meth:`history` ones;
-        none for the beginning. Drafts that were refused are left out of it: nothing else is kept from call to call.
+        ``tokens``: one dimension of int32 or int64, or a list; -1 stands for a token of an image where the model's hashes
+        stop at images. Drafts that were refused are left out of what comes before.
 
-        Raises :class:`Usage` for a token that the model does not have; nothing is written to ``out`` then.
+        On the host, ``before`` is the tokens of the sequence so far, or its last :meth:`history` ones; none for the
+        beginning. Raises :class:`Usage` for a token that the model does not have; nothing is written to ``out`` then.
+
+        On a GPU, in tensors of torch, tokens of several sequences lie one after the other. ``starts``: int32, the first
+        token of each, and the end of the last one; one sequence without it. ``histories``: from :meth:`histories`, a row
+        for each sequence, or the rows that ``slots``, int64, names; without it sequences begin. The kernel is put into the
+        current stream, and may be captured: a graph hashes the tokens that are there when it is launched. A token that the
+        model does not have, or that is in no sequence, selects row -1, which a gather reports as out of range.
         """
         at = self._at(layer)
         _, heads, history, _ = self._native.about(at)
+        if _ngrams.is_on_gpu(tokens):
+            if before is not None and len(before) != 0:
+                raise Usage("before is given for tokens on a GPU", "use histories")
+            step = _ngrams.StepTokens(tokens, history, histories, starts, slots)
+            return step.row_ids(self._on_gpu(at, step.gpu), heads, out)
+        _ngrams.refuse_on_host(histories=histories, starts=starts, slots=slots)
         known, wanted = _tokens(before, "before"), _tokens(tokens, "tokens")
         count = wanted.nbytes // 8
         if out is None:
@@ -74,6 +97,33 @@ class NgramTables:
             )
         self._native.row_ids(at, known, wanted, view)
         return out
+
+    def histories(self, layer: int, count: int, *, device: Any) -> Any:
+        """The histories of ``count`` sequences that begin: an int64 tensor of torch of the shape ``(count, history)``."""
+        torch: Any = _buffers.torch()
+        _, _, history, padding = self._native.about(self._at(layer))
+        return torch.full((count, history), padding, dtype=torch.int64, device=device)
+
+    def commit(
+        self, layer: int, tokens: Any, histories: Any, *, accepted: Any = None, starts: Any = None, slots: Any = None
+    ) -> None:
+        """Adds the tokens of a step to ``histories``, on a GPU: of each sequence the first ones, as many as ``accepted``,
+        int32, says for it, or all. The other arguments are as for :meth:`row_ids`.
+
+        Nothing waits for it, and it may be captured. A number that cannot be makes the history unknown: the n-grams that
+        reach it select row -1. No two sequences may have one history. Raises :class:`Usage` for tokens on the host, whose
+        ``before`` is all that there is.
+        """
+        at = self._at(layer)
+        step = _ngrams.StepTokens(tokens, self._native.about(at)[2], histories, starts, slots)
+        step.commit(self._on_gpu(at, step.gpu), accepted)
+
+    def _on_gpu(self, at: int, gpu: int) -> _native.GpuNgrams:
+        found = self._on_gpus.get((at, gpu))
+        if found is None:
+            # Two threads may load it; the kernels are there once, and either is right.
+            found = self._on_gpus.setdefault((at, gpu), _native.GpuNgrams(self._native, at, gpu))
+        return found
 
     def _at(self, layer: int) -> int:
         try:

@@ -113,9 +113,10 @@ impl TokenSequence {
     /// As [`NgramLaunch::sequence`]; `at` is below `count`, `back` below the launch's `length`.
     #[inline(always)]
     unsafe fn back(&self, launch: &NgramLaunch, at: u64, back: u64) -> i64 {
-        // SAFETY: the caller's.
         match at.checked_sub(back) {
+            // SAFETY: the caller's.
             Some(at) => unsafe { self.token(launch, at) },
+            // SAFETY: as above.
             None => unsafe { self.before(launch, back - at) },
         }
     }
@@ -127,9 +128,10 @@ impl TokenSequence {
     #[inline(always)]
     unsafe fn token(&self, launch: &NgramLaunch, at: u64) -> i64 {
         let index = self.first + at;
-        // SAFETY: the caller vouches for the tokens, of which the sequence has `count`.
         match launch.wide_tokens {
+            // SAFETY: the caller vouches for the tokens, of which the sequence has `count`.
             0 => i64::from(unsafe { load_i32(launch.tokens + index * 4) }),
+            // SAFETY: as above.
             _ => unsafe { load_u64(launch.tokens + index * 8) as i64 },
         }
     }
