@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias, final
 __all__ = [
     "Array",
     "Attention",
+    "BegunRead",
     "DriveFile",
     "Experts",
     "GpuNgrams",
