@@ -104,8 +104,9 @@ fn run_share(arena: &mut Arena, seeds: impl Iterator<Item = u64>, sabotage: Sabo
             .failures
             .extend(one.failure.map(|failure| (seed, failure)));
         // A bug that is planted for commands is not looked for in gathers.
-        if sabotage == Sabotage::None && seed.is_multiple_of(rows::EACH) {
-            let gathers = rows::run(arena, seed, rows::Sabotage::None, false);
+        if sabotage == Sabotage::None
+            && let Some(gathers) = rows::run_of(arena, seed, false)
+        {
             total.rows.add(&gathers.counts);
             total
                 .failures_of_rows

@@ -26,7 +26,7 @@ use nvme_tests::Bar;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Memory of both sides.
-const MEMORY: u64 = 1200 * PAGE;
+const MEMORY: u64 = 2400 * PAGE;
 /// Turns after the last operation in which everything must have ended.
 const TURNS: u32 = 20_000;
 

@@ -2,7 +2,7 @@
 //! are. Those of kernels are patches of `tests/mutants`.
 
 use nvme_simulate::account::Failure;
-use nvme_simulate::rows::{Counts, Sabotage, run};
+use nvme_simulate::rows::{Counts, Sabotage, run, stripes};
 use nvme_simulate::run::Arena;
 
 /// Seeds within which a planted bug must be found.
@@ -46,6 +46,33 @@ fn nothing_is_found_where_nothing_is_wrong_and_everything_happens() {
     }
     for (name, count) in counts.named() {
         assert!(count >= 10, "{name}: {count} in {HONEST} seeds");
+    }
+}
+
+#[test]
+fn a_row_in_stripes_fails_for_its_own_drives_alone() {
+    let (mut arena, mut counts) = (Arena::default(), Counts::default());
+    for seed in 0..HONEST {
+        let one = stripes::run(&mut arena, seed, false);
+        assert_eq!(one.failure, None, "seed {seed}");
+        counts.add(&one.counts);
+        if seed < 3 {
+            let two = stripes::run(&mut Arena::default(), seed, true);
+            assert_eq!(one.hash, two.hash, "seed {seed} does not repeat");
+            assert!(!two.lines.is_empty());
+        }
+    }
+    let Counts {
+        rows,
+        failed,
+        gone,
+        lost,
+        recoveries,
+        ..
+    } = counts;
+    assert!(rows >= 1000, "{counts:?}");
+    for count in [failed, gone, lost, recoveries] {
+        assert!(count >= 5, "{counts:?}");
     }
 }
 

@@ -82,12 +82,17 @@ impl<'a> Drive<'a> {
 
     /// Time passes until the controller does something, `most_ns` at most.
     pub fn sleep(&mut self, most_ns: u64) {
+        self.now_ns = self.wakes_ns(most_ns);
+    }
+
+    /// Returns the time at which the controller does something next, at most `most_ns` from now.
+    pub fn wakes_ns(&self, most_ns: u64) -> u64 {
         let next = self.next_event.filter(|next| *next > self.now_ns);
         let most = self.now_ns + most_ns.max(1);
-        self.now_ns = match self.bells.is_rung() {
+        match self.bells.is_rung() {
             true => self.now_ns + 1_000,
             false => next.map_or(most, |next| next.min(most)),
-        };
+        }
     }
 
     /// Resets the controller and brings it up again: nothing of before is under way then.

@@ -14,7 +14,7 @@ use nvme_core::{
 };
 
 /// How long the blocks inside may need to leave.
-const PATIENCE_NS: u64 = 3 * COMMAND_NS + 2_000_000_000;
+pub(super) const PATIENCE_NS: u64 = 3 * COMMAND_NS + 2_000_000_000;
 
 /// What the watch does.
 #[derive(Clone, Copy)]

@@ -62,21 +62,27 @@ pub(super) struct Launch {
 }
 
 /// Counts of a launch, as the kernel writes them: a [`LaunchProgress`], and a [`LaunchSummary`].
-struct Ends {
-    words: Vec<AtomicU64>,
+pub(super) struct Ends {
+    pub words: Vec<AtomicU64>,
     /// Where the summary begins.
-    summary: usize,
+    pub summary: usize,
 }
 
 impl Ends {
     /// Stations are tried from one on that the summary's address gives: it is the same in each process.
-    fn new() -> Self {
+    pub fn new() -> Self {
         let words = words([0; PROGRESS_WORDS + 6 + 3].into_iter());
         let each = super::STATIONS * size_of::<LaunchSummary>() as u32;
         let is_first = |at: &usize| (address(&words[*at..]) as u32).is_multiple_of(each);
         let mut places = PROGRESS_WORDS..PROGRESS_WORDS + 6;
         let summary = places.find(is_first).expect("one of six words");
         Self { words, summary }
+    }
+
+    /// Returns what the summary says: launches that ended, rows that failed, the word of the first of them.
+    pub fn counts(&self) -> (u32, u64, u64) {
+        let of = |at: usize| word(&self.words[self.summary + at]);
+        (of(2) as u32, of(0), of(1))
     }
 }
 
@@ -121,12 +127,6 @@ impl Launch {
 
     pub fn codes(&self) -> impl Iterator<Item = Option<i32>> {
         (0..self.codes.len()).map(|index| self.code(index))
-    }
-
-    /// What the summary says: launches that ended, rows that failed, the word of the first of them.
-    fn told(&self) -> (u32, u64, u64) {
-        let of = |at: usize| word(&self.ends.words[self.ends.summary + at]);
-        (of(2) as u32, of(0), of(1))
     }
 }
 
@@ -358,7 +358,7 @@ impl World<'_> {
         let launch = &self.launches[index];
         let fail = |text: String| Failure::new("rows", format!("{:?}: {text}", launch.work));
         if launch.work == Work::Begin {
-            let told = launch.told();
+            let told = launch.ends.counts();
             let is_silent = told == (0, 0, 0) && launch.codes().all(|code| code.is_none());
             self.tell("begun", index as u32, 0);
             return match is_silent {
@@ -367,7 +367,7 @@ impl World<'_> {
             };
         }
         let failed = launch.codes().filter(|code| *code != Some(code::OK));
-        let (ended, told, worst) = launch.told();
+        let (ended, told, worst) = launch.ends.counts();
         if (ended, told) != (1, failed.count() as u64) || (worst == 0) != (told == 0) {
             let text = format!("{ended} launches have ended by the summary, with {told} failures");
             return Err(fail(text));

@@ -9,6 +9,7 @@ mod drive;
 mod halves;
 mod host;
 mod launch;
+pub mod stripes;
 mod table;
 
 use crate::account::Failure;
@@ -42,7 +43,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use table::Table;
 
-/// Of so many seeds of a run one has gathers: the lanes of their kernels take longer than all else.
+/// Distance of seeds with rows of one drive, and of seeds with rows of stripes: the lanes of their kernels take longer
+/// than all else.
 pub const EACH: u64 = 16;
 const STATIONS: u32 = 2;
 /// Launches of a seed, before the last one.
@@ -138,6 +140,15 @@ struct World<'a> {
     faults: u32,
     /// Commands that may have failed with a status that no row has reported yet.
     statuses: u64,
+}
+
+/// Runs what a seed has of kernels: rows of one drive, or rows of [stripes]; most seeds have none.
+pub fn run_of(arena: &mut Arena, seed: u64, lines: bool) -> Option<Run> {
+    match seed % EACH {
+        0 => Some(run(arena, seed, Sabotage::None, lines)),
+        1 => Some(stripes::run(arena, seed, lines)),
+        _ => None,
+    }
 }
 
 /// Runs a seed. With `lines` the trace comes as text, too.
