@@ -43,16 +43,6 @@ impl StreamedProducts {
         (x, y): (u64, u64),
         stream: u64,
     ) -> Result<PendingRows> {
-        let id_bytes = if ids.wide { 8 } else { 4 };
-        if !(x | y).is_multiple_of(4) || !ids.address.is_multiple_of(id_bytes) {
-            return Err(Error::usage(
-                format!(
-                    "the vectors at {x:#x} and {y:#x} or the ids at {:#x} are not aligned",
-                    ids.address
-                ),
-                "use addresses that are multiples of 4, and of 8 for ids of 64 bits",
-            ));
-        }
         if u32::try_from(ids.count).is_err() {
             return Err(Error::usage(
                 format!("{} ids are more than one launch takes", ids.count),

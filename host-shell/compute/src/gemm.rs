@@ -205,9 +205,6 @@ impl StreamedGemm {
             words: product.workspace + stages,
             ..words(matrix, product)
         };
-        if !w.is_multiple_of(16) {
-            return Err(misaligned(product));
-        }
         if gemm.tokens == 0 || gemm.rows == 0 {
             return Ok(());
         }
@@ -245,10 +242,11 @@ impl StreamedGemm {
         self.module.gpu().judge_list(
             stream,
             [
-                Memory::read("x", product.x, extent(&[product.tokens, matrix.columns]), 2),
-                Memory::read("w", w, weights, 2),
+                Memory::read("x", product.x, extent(&[product.tokens, matrix.columns]), 2)
+                    .aligned_to(16),
+                Memory::read("w", w, weights, 2).aligned_to(16),
                 Memory::written("y", product.y, extent(&[product.tokens, matrix.rows]), 4),
-                Memory::written("workspace", workspace, bytes / 4, 4),
+                Memory::written("workspace", workspace, bytes / 4, 4).aligned_to(16),
             ],
         )
     }
@@ -300,21 +298,7 @@ fn readers(stored: StoredFormat, product: &GemmOperands, most: u32) -> u32 {
     wanted.clamp(1, most.max(1))
 }
 
-fn misaligned(product: &GemmOperands) -> Error {
-    Error::usage(
-        format!(
-            "x at {:#x}, y at {:#x} or the workspace at {:#x} is not aligned",
-            product.x, product.y, product.workspace
-        ),
-        "use addresses that are multiples of 16, and of 4 for the result",
-    )
-}
-
 pub(crate) fn check_product(matrix: &StoredMatrix, product: &GemmOperands) -> Result<()> {
-    let aligned = (product.x | product.workspace).is_multiple_of(16);
-    if !aligned || !product.y.is_multiple_of(4) {
-        return Err(misaligned(product));
-    }
     product.half.check(matrix.stored)?;
     let most = 1 << 31;
     let tiles = u64::from(matrix.rows).div_ceil(u64::from(DEPTH))

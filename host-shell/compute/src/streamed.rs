@@ -103,12 +103,6 @@ impl StreamedProducts {
         y: u64,
         stream: u64,
     ) -> Result<PendingRows> {
-        if !(x | y).is_multiple_of(4) {
-            return Err(Error::usage(
-                format!("the vector at {x:#x} or {y:#x} is not aligned"),
-                "use addresses that are multiples of 4",
-            ));
-        }
         self.judge(
             None,
             (x, matrix.columns.into()),

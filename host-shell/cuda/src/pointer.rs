@@ -41,7 +41,7 @@ pub struct KernelArgument<'a> {
     pub address: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// Required alignment of the address: the bytes of an element.
+    /// Required alignment of the address.
     pub unit: u64,
     /// Access of the kernel.
     pub usage: MemoryUse,
@@ -57,6 +57,14 @@ impl<'a> KernelArgument<'a> {
             bytes: count.saturating_mul(unit),
             unit,
             usage: MemoryUse::Reads,
+        }
+    }
+
+    /// Requires an address that is a multiple of `bytes`, more than an element has.
+    pub fn aligned_to(self, bytes: u64) -> Self {
+        Self {
+            unit: bytes,
+            ..self
         }
     }
 
@@ -213,7 +221,7 @@ impl Gpu {
         if bytes > 0 && !address.is_multiple_of(unit.max(1)) {
             return Err(refused(
                 argument,
-                format!("does not begin at a multiple of {unit}, the bytes of an element"),
+                format!("does not begin at a multiple of {unit}"),
                 "give memory as an allocator gives it, and whole elements from there",
             ));
         }

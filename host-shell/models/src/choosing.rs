@@ -157,14 +157,6 @@ impl SelectionKernels {
         stream: u64,
     ) -> Result<()> {
         summaries.check(pages)?;
-        if !bytes.is_multiple_of(4) || !ids.is_multiple_of(8) {
-            return Err(Error::usage(
-                format!(
-                    "the address {bytes:#x} of pages is not a multiple of 4, or {ids:#x} of ids not one of 8"
-                ),
-                "use such multiples",
-            ));
-        }
         let shape = pages.shape();
         let of_pages = count.saturating_mul(shape.page_bytes() / 4);
         self.module.gpu().judge_list(
@@ -239,15 +231,6 @@ impl SelectionKernels {
         check_queries(pages, queries)?;
         choice.keep.check()?;
         choice.summaries.check(pages)?;
-        if !queries.queries.is_multiple_of(16) || !choice.workspace.is_multiple_of(4) {
-            return Err(Error::usage(
-                format!(
-                    "the address {:#x} of queries is not a multiple of 16, or {:#x} of the workspace not one of 4",
-                    queries.queries, choice.workspace
-                ),
-                "use such multiples",
-            ));
-        }
         if queries.scale.is_nan() || queries.scale <= 0.0 {
             return Err(Error::usage(
                 format!(
@@ -259,7 +242,8 @@ impl SelectionKernels {
         }
         let gpu = self.module.gpu();
         let workspace = Self::workspace_bytes(pages, queries, choice.keep);
-        gpu.judge_list(stream, queries.tables(pages))?;
+        let [of_queries, numbers, counts] = queries.tables(pages);
+        gpu.judge_list(stream, [of_queries.aligned_to(16), numbers, counts])?;
         gpu.judge_list(
             stream,
             [Memory::written(

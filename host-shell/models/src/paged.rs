@@ -136,7 +136,7 @@ impl PagedKernels {
         self.module.gpu().judge_list(
             stream,
             tables.into_iter().chain([
-                Memory::read("tail", queries.tail, optional(queries.tail, tail), 2),
+                Memory::read("tail", queries.tail, optional(queries.tail, tail), 2).aligned_to(16),
                 Memory::read("tail_counts", queries.tail_counts, tail_counts, 4),
                 Memory::written("y", queries.y, y, 4),
                 Memory::written("workspace", queries.workspace, workspace, 4),
@@ -259,13 +259,6 @@ pub(crate) fn check_queries(pages: &KvStore, queries: &PagedQueries) -> Result<(
                 queries.heads, shape.kv_heads
             ),
             "use a multiple, and one head at least",
-        ));
-    }
-    let words = queries.queries | queries.pages | queries.counts | queries.y | queries.workspace;
-    if !(words | queries.tail_counts).is_multiple_of(4) || !queries.tail.is_multiple_of(16) {
-        return Err(Error::usage(
-            "an address of queries, pages, counts, results or workspace is not a multiple of 4, or that of the tail not one of 16",
-            "use such multiples",
         ));
     }
     let heads = u64::from(queries.sequences) * u64::from(queries.heads);

@@ -135,13 +135,6 @@ impl GpuSearch {
         stream: u64,
     ) -> Result<PendingRows> {
         parameters.check()?;
-        let words = request.queries | request.distances | request.codes | request.reads;
-        if !words.is_multiple_of(4) || !request.ids.is_multiple_of(8) {
-            return Err(Error::usage(
-                format!("memory of a search that is not aligned: {request:x?}"),
-                "use multiples of 4, and of 8 for ids",
-            ));
-        }
         let elements = request.count.saturating_mul(self.words.elements.into());
         let results = request.count.saturating_mul(parameters.results.into());
         self.gpu.judge_list(

@@ -79,8 +79,6 @@ impl StepKernels {
                 format!("use {row_bytes} bytes, and {} elements or more", gemv.rows),
             ));
         }
-        check_addresses(gemv.x | gemv.y, 4)?;
-        check_addresses(gemv.weights, 2)?;
         let weights = u64::from(gemv.rows).saturating_mul(row_bytes);
         let weights = if gemv.tokens == 0 { 0 } else { weights };
         let y = spread(gemv.tokens, gemv.stride.into(), gemv.rows.into());
@@ -117,8 +115,12 @@ impl StepKernels {
     /// As [`gemv`](Self::gemv).
     pub unsafe fn unpack(&self, unpack: &UnpackParameters, stream: u64) -> Result<()> {
         let row_bytes = row_bytes(unpack.stored, unpack.columns)?;
-        check_addresses(unpack.y, 4)?;
-        check_addresses(unpack.rows | unpack.row_stride, 2)?;
+        if !unpack.row_stride.is_multiple_of(2) {
+            return Err(Error::usage(
+                format!("rows that begin {} bytes apart", unpack.row_stride),
+                "use an even number: formats consist of words of 16 bits",
+            ));
+        }
         let rows = spread(unpack.tokens, unpack.row_stride, row_bytes);
         let y = product(&[unpack.tokens, unpack.columns]);
         self.judge(
@@ -141,7 +143,6 @@ impl StepKernels {
     /// # Errors
     /// [`Error::Usage`] for addresses between two numbers; [`Error::Device`] with the driver's answer.
     pub unsafe fn rms_norm(&self, norm: &RmsNorm, stream: u64) -> Result<()> {
-        check_addresses(norm.x | norm.weight | norm.y, 4)?;
         let all = product(&[norm.tokens, norm.elements]);
         let weight = if norm.tokens == 0 { 0 } else { norm.elements };
         self.judge(
@@ -173,8 +174,6 @@ impl StepKernels {
                 "use an even number: two make a pair that is turned",
             ));
         }
-        let addresses = rope.queries | rope.keys | rope.values | rope.angles;
-        check_addresses(addresses | rope.key_cache | rope.value_cache, 4)?;
         let queries = product(&[rope.tokens, rope.heads, rope.head_elements]);
         let keys = product(&[rope.tokens, rope.kv_heads, rope.head_elements]);
         let positions = past(rope.position, rope.tokens);
@@ -217,8 +216,6 @@ impl StepKernels {
                 ),
             ));
         }
-        let addresses = attention.queries | attention.key_cache | attention.value_cache;
-        check_addresses(addresses | attention.y, 4)?;
         let all = product(&[attention.tokens, heads, elements]);
         let positions = past(attention.position, attention.tokens);
         let cached = positions.saturating_mul(product(&[kv_heads, elements]));
@@ -244,7 +241,6 @@ impl StepKernels {
     /// # Errors
     /// As [`rms_norm`](Self::rms_norm).
     pub unsafe fn silu_mul(&self, silu: &SiluMul, stream: u64) -> Result<()> {
-        check_addresses(silu.x | silu.factor | silu.y, 4)?;
         self.judge(
             stream,
             [
@@ -271,8 +267,6 @@ impl StepKernels {
                 "use 1 to 4294967295",
             ));
         }
-        check_addresses(argmax.x, 4)?;
-        check_addresses(argmax.best | argmax.index, 8)?;
         self.judge(
             stream,
             [
@@ -355,16 +349,4 @@ fn row_bytes(stored: u32, columns: u32) -> Result<u64> {
             format!("use a format of GGUF, and whole blocks of it: a multiple of {UNIT} at least"),
         )
     })
-}
-
-/// # Errors
-/// [`Error::Usage`] unless all of `addresses`, joined by or, are multiples of `bytes`.
-fn check_addresses(addresses: u64, bytes: u64) -> Result<()> {
-    match addresses.is_multiple_of(bytes) {
-        true => Ok(()),
-        false => Err(Error::usage(
-            format!("an address that is no multiple of {bytes}"),
-            "use memory as an allocator gives it, and whole elements from there",
-        )),
-    }
 }

@@ -433,15 +433,15 @@ fn few_tiles(rows: u32, columns: u32) -> u32 {
 fn check_address(what: &str, address: u64, each: u64, needed: bool) -> Result<()> {
     if address == 0 && needed {
         return Err(Error::usage(
-            format!("the address of the {what} is 0"),
+            format!("the memory of {what} is NULL"),
             "name memory of the GPU",
         ));
     }
     match address.is_multiple_of(each) {
         true => Ok(()),
         false => Err(Error::usage(
-            format!("the address of the {what}, {address:#x}, is not a multiple of {each}"),
-            format!("use a multiple of {each}"),
+            format!("the memory of {what} at {address:#x} does not begin at a multiple of {each}"),
+            "use memory as an allocator gives it, and whole elements from there",
         )),
     }
 }
@@ -462,10 +462,10 @@ fn check_forward(rung: ForwardRung, job: &ForwardParameters) -> Result<()> {
     let has_y = job.tokens > 0 && job.outputs > 0;
     let has_terms = has_y && job.inputs > 0;
     let (each, row) = if rung.is_mixed() { (2, 16) } else { (4, 4) };
-    check_address("inputs", job.x, row, has_terms)?;
+    check_address("x", job.x, row, has_terms)?;
     check_address("weights", job.weights, row, has_terms)?;
-    check_address("biases", job.bias, each, false)?;
-    check_address("results", job.y, each, has_y)?;
+    check_address("bias", job.bias, each, false)?;
+    check_address("y", job.y, each, has_y)?;
     check_address("sums", job.sums, 4, false)?;
     if rung.is_mixed() && !job.inputs.is_multiple_of(8) {
         return Err(Error::usage(
@@ -484,7 +484,7 @@ fn check_backward(job: &BackwardParameters) -> Result<()> {
     let has_sums = job.tokens > 0 && job.outputs > 0;
     let is_soft = has_sums && activation != ActivationKind::None;
     let wants_weights = job.dweights != 0 && has_sums && job.inputs > 0;
-    check_address("inputs", job.x, 4, wants_weights)?;
+    check_address("x", job.x, 4, wants_weights)?;
     check_address(
         "weights",
         job.weights,
@@ -492,9 +492,9 @@ fn check_backward(job: &BackwardParameters) -> Result<()> {
         job.dx != 0 && has_sums && job.inputs > 0,
     )?;
     check_address("sums", job.sums, 4, is_soft)?;
-    check_address("the gradient of the results", job.dy, 4, has_sums)?;
-    check_address("room for the gradient of the sums", job.dsums, 4, is_soft)?;
-    check_address("the gradient of the inputs", job.dx, 4, false)?;
-    check_address("the gradient of the weights", job.dweights, 4, false)?;
-    check_address("the gradient of the biases", job.dbias, 4, false)
+    check_address("dy", job.dy, 4, has_sums)?;
+    check_address("dsums", job.dsums, 4, is_soft)?;
+    check_address("dx", job.dx, 4, false)?;
+    check_address("dweights", job.dweights, 4, false)?;
+    check_address("dbias", job.dbias, 4, false)
 }

@@ -51,7 +51,7 @@ fn check(experts: u32, choices: u32) -> Result<()> {
 
 #[cfg(feature = "cuda")]
 mod gpu {
-    use super::{ChosenExpert, Error, Result, check};
+    use super::{ChosenExpert, Result, check};
     use nvme_compute::extents::{optional, product};
     use nvme_compute_kernel::experts::RouteParameters;
     use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, kernel};
@@ -89,19 +89,6 @@ mod gpu {
         /// [`Error::Device`] with the driver's answer.
         pub unsafe fn route(&self, route: &RouteParameters, stream: u64) -> Result<()> {
             check(route.experts, route.choices)?;
-            let addresses = [
-                ("logits", route.logits),
-                ("chosen", route.chosen),
-                ("probabilities", route.probabilities),
-            ];
-            for (name, address) in addresses {
-                if !address.is_multiple_of(4) {
-                    return Err(Error::usage(
-                        format!("the address {address:#x} of {name} is not a multiple of 4"),
-                        "use a multiple of 4",
-                    ));
-                }
-            }
             let threads = u64::from(route.tokens) * 32;
             let blocks = threads.div_ceil(BLOCK_THREADS.into()).min(MOST_BLOCKS) as u32;
             if blocks == 0 {
