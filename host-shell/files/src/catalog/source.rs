@@ -70,6 +70,10 @@ impl From<String> for HeaderFault {
     }
 }
 
+/// Remedy for a file with more bytes than its header describes.
+const APPENDED: &str =
+    "get the file again: its header is another file's, or something was appended";
+
 /// Bytes that may hold a file.
 pub trait HeaderSource {
     /// Returns the length of the source in bytes.
@@ -94,7 +98,7 @@ pub trait HeaderSource {
 
     /// Returns the remedy for a file with more bytes than its header describes.
     fn remedy_of_longer(&self) -> &'static str {
-        "get the file again: its header is another file's, or something was appended"
+        APPENDED
     }
 
     /// Returns the name of an array in a format that stores none.
@@ -230,7 +234,12 @@ impl HeaderSource for StoreSource<'_> {
     }
 
     fn remedy_of_longer(&self) -> &'static str {
-        "give the size of the file if others follow it in the store; else get the file again"
+        match self.store.is_regular_file() && self.offset == 0 {
+            true => APPENDED,
+            false => {
+                "give the size of the file if others follow it in the store; else get the file again"
+            }
+        }
     }
 
     fn name(&self) -> String {
@@ -238,7 +247,12 @@ impl HeaderSource for StoreSource<'_> {
     }
 
     fn label(&self) -> String {
-        format!("what lies at byte {} of the store", self.offset)
+        let path = self.store.path();
+        match (path.device.strip_prefix("file:"), self.offset) {
+            (Some(file), 0) => file.to_owned(),
+            (Some(file), offset) => format!("what lies at byte {offset} of {file}"),
+            (None, offset) => format!("what lies at byte {offset} of the store"),
+        }
     }
 }
 

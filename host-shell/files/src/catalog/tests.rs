@@ -492,6 +492,26 @@ mod onto_a_store {
     }
 
     #[test]
+    fn the_file_of_a_store_is_named_by_its_path() {
+        let mut bytes = safetensors(TWO, 30);
+        bytes.push(0);
+        let file = Temporary::new("named.safetensors", &bytes);
+        let path = file.path().display().to_string();
+        let store = open(&format!("file:{path}"));
+        let failed = Catalog::of_store(&store, 0).unwrap_err();
+        assert!(
+            failed
+                .to_string()
+                .starts_with(&format!("{path}: its header describes ")),
+            "{failed}"
+        );
+        assert!(failed.remedy().starts_with("get the file again"));
+        let failed = Catalog::of_store(&store, 1).unwrap_err().to_string();
+        let within = format!("what lies at byte 1 of {path}: ");
+        assert!(failed.starts_with(&within), "{failed}");
+    }
+
+    #[test]
     fn a_header_that_cannot_be_read_is_an_error_of_the_device() {
         let array = "{'descr': '<f2', 'fortran_order': False, 'shape': (2, 5), }";
         let long = format!("{{\"__metadata__\":{{\"a\":\"{}\"}}}}", "x".repeat(9000));
