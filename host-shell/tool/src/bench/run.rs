@@ -6,15 +6,46 @@ use super::plot;
 use crate::common::{
     NamespaceArgs, WriteArgs, beyond, duration, number, output, progress, some_bytes,
 };
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use nvme_host::bench::{self, AccessPattern, BenchJob, RateRamp, RunLimit};
 use nvme_host::{Controller, Error, Result};
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Options of a workload, of which the other measurements use none: `--gather --verify` would check nothing.
+const OF_WORKLOADS: &[&str] = &[
+    "rw",
+    "rwmixread",
+    "bs",
+    "depth",
+    "runtime",
+    "rate_iops",
+    "ramp",
+    "verify",
+    "recover",
+    "interval",
+    #[cfg(feature = "cuda")]
+    "mode",
+    #[cfg(feature = "cuda")]
+    "tier",
+    #[cfg(feature = "cuda")]
+    "data_in_cmb",
+    #[cfg(feature = "cuda")]
+    "threads",
+    #[cfg(feature = "cuda")]
+    "trace",
+    #[cfg(feature = "cuda")]
+    "pattern",
+];
+
 /// Measure IOPS, bandwidth and latency of a workload
 #[derive(Args)]
+#[command(
+    group = ArgGroup::new("in_turns").conflicts_with_all(OF_WORKLOADS),
+    // They overwrite as much as their table or matrix has, whatever the sizes of a workload are.
+    group = ArgGroup::new("by_stations").conflicts_with_all(["size", "io_size"]),
+)]
 pub struct BenchCommand {
     #[command(flatten)]
     namespace: NamespaceArgs,

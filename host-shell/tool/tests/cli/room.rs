@@ -11,6 +11,9 @@ fn what_has_no_room_is_refused_before_anything_is_written() {
         2 | bench -d sim:disk.img --gather --table 68KiB | the table needs 69632 bytes from byte 0 on
         2 | bench -d sim:disk.img --gather --table 32KiB --row 64KiB | a row of 65536 bytes does not lie in a table
         2 | bench -d sim:disk.img --gather --table 32KiB --row 4KiB,64KiB | a row of 65536 bytes does not lie in a table
+        2 | bench -d sim:disk.img --gather --table 32KiB --size 8KiB | does not go with
+        2 | bench -d sim:disk.img --gather --table 32KiB --verify | does not go with
+        2 | bench -d sim:disk.img --gather --table 32KiB --rw read | does not go with
         2 | bench -d sim:disk.img --rw write --size 68KiB --io-size 4KiB | 69632
         2 | write -d sim:disk.img --lba 0 --in long | 17 blocks
         2 | write -d sim:disk.img --lba 15 --in in | namespace

@@ -147,3 +147,38 @@ fn what_no_batch_can_have_is_refused() {
     let line = fails(&folder, "", 2, &crossover(other, &["--row-sizes", "512"]));
     assert!(line.contains("not whole blocks of 4096"), "{line}");
 }
+
+#[test]
+fn what_is_refused_has_overwritten_nothing() {
+    let folder = Folder::new(Place::Embedded);
+    folder.file("drive.img", 4 << 20, 7);
+    let before = std::fs::read(folder.path("drive.img")).unwrap();
+    let device = "sim:drive.img?queues=8&threads=2";
+    let gather = "bench --gpu --gather --table 2MiB --runs 1 --queues 2 --stations 2 -d";
+    let gather: Vec<&str> = gather.split(' ').collect();
+    let gather = [&gather[..], &[device]].concat();
+    for (begin, more, part) in [
+        (
+            crossover(device, &[]),
+            "--row-sizes 4KiB,256KiB --batches 2",
+            "a read moves 131072 at most",
+        ),
+        (
+            gather.clone(),
+            "--row 24,4KiB --cache 1KiB",
+            "a cache of 1024 bytes is smaller than one set",
+        ),
+        // The second size alone does not fit.
+        (
+            gather,
+            "--row 24,4KiB --cache 32KiB",
+            "a cache of 32768 bytes is smaller than one set",
+        ),
+    ] {
+        let more: Vec<&str> = more.split(' ').collect();
+        let line = fails(&folder, "", 2, &[&begin[..], &more].concat());
+        assert!(line.contains(part), "{more:?}: {line}");
+        let after = std::fs::read(folder.path("drive.img")).unwrap();
+        assert!(before == after, "{more:?}: the drive was written");
+    }
+}

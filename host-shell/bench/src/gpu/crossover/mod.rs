@@ -86,12 +86,18 @@ pub fn crossover(
             ));
         }
     }
-    lay_out(&controllers, (job.nsid, &cases))?;
     let options = job.options.within(controller, others);
-    for row_bytes in &job.row_bytes {
+    let bench_of = |row_bytes: u32| {
         let rows = GpuRows::create(controller, &access, *info, options, config.timeout)?;
-        let mut bench =
-            CrossoverBench::new(&gpu, (controller, *info), rows, (*row_bytes, threads), job)?;
+        CrossoverBench::new(&gpu, (controller, *info), rows, (row_bytes, threads), job)
+    };
+    // Not earlier: a run that is refused for one of its sizes of rows has overwritten nothing.
+    for row_bytes in &job.row_bytes {
+        drop(bench_of(*row_bytes)?);
+    }
+    lay_out(&controllers, (job.nsid, &cases))?;
+    for row_bytes in &job.row_bytes {
+        let mut bench = bench_of(*row_bytes)?;
         emit(json!({
             "gpu": gpu.describe(), "device": access.device().describe(), "tier": access.describe(),
             "cores": cores(), "block_bytes": info.block_bytes, "row_bytes": row_bytes,

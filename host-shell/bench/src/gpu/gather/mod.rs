@@ -56,6 +56,28 @@ pub struct GatherJob {
     pub options: RowsOptions,
 }
 
+impl GatherJob {
+    /// Returns the table as rows of `row_bytes` bytes.
+    fn table(&self, row_bytes: u32) -> RowTable {
+        RowTable {
+            first_byte: 0,
+            rows: self.cases.table_bytes / u64::from(row_bytes),
+            row_bytes,
+        }
+    }
+
+    /// Makes the cache of a case, if one is measured.
+    ///
+    /// # Errors
+    /// Those of [`GpuRows::cache`].
+    fn cache(&self, rows: &GpuRows, row_bytes: u32) -> Result<Option<TableCache>> {
+        match self.cache_bytes {
+            0 => Ok(None),
+            bytes => rows.cache(&self.table(row_bytes), bytes).map(Some),
+        }
+    }
+}
+
 struct GatherFixture {
     job: GatherJob,
     drives: MeasuredDrives,
@@ -164,7 +186,10 @@ pub fn gather(
         rows.map(Arc::new)
     });
     let drives = MeasuredDrives::new(rows.collect::<Result<_>>()?, job.cases.table_bytes)?;
-    // Not earlier: a run that is refused has overwritten nothing.
+    // Not earlier: a run that is refused has overwritten nothing, also where a cache cannot be made.
+    for row_bytes in &job.cases.row_bytes {
+        drop(job.cache(&drives.first, *row_bytes)?);
+    }
     let begin = Instant::now();
     lay_out(&controllers, (job.nsid, &job.cases))?;
     let laid_out = begin.elapsed();
@@ -233,10 +258,7 @@ impl GatherFixture {
         let mut case = self.memory(row_bytes)?;
         let (mut ours, mut bound, mut indexed) = (Vec::new(), Vec::new(), Vec::new());
         let (mut cached, mut written, mut by_cpu) = (Vec::new(), Vec::new(), Vec::new());
-        let cache = match self.job.cache_bytes {
-            0 => None,
-            bytes => Some(self.drives.first.cache(&case.table, bytes)?),
-        };
+        let cache = self.job.cache(&self.drives.first, row_bytes)?;
         self.gather(&case, None)?;
         if cache.is_some() {
             self.gather(&case, cache.as_ref())?;
@@ -284,12 +306,8 @@ impl GatherFixture {
 
     fn memory(&self, row_bytes: u32) -> Result<GatherCase> {
         let job = &self.job;
-        let rows = job.cases.table_bytes / u64::from(row_bytes);
-        let table = RowTable {
-            first_byte: 0,
-            rows,
-            row_bytes,
-        };
+        let table = job.table(row_bytes);
+        let rows = table.rows;
         let count = match job.cases.rows {
             0 => (2u64 << 30) / u64::from(row_bytes.max(1024)),
             rows => rows,
