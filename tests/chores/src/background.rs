@@ -15,14 +15,14 @@ const AT_ONCE: usize = 2;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A process to be started.
-struct Job {
+struct QueuedProcess {
     name: String,
     command: Command,
 }
 
 /// How one ended.
 #[derive(Clone)]
-pub struct Done {
+pub struct EndedProcess {
     pub success: bool,
     /// What it printed.
     pub text: String,
@@ -33,39 +33,39 @@ pub struct Done {
 
 /// Processes in the order in which they are to be started. They get the processor time that what runs beside them
 /// leaves, until somebody waits for them.
-pub struct Queue {
-    shared: Arc<Shared>,
+pub struct ProcessQueue {
+    shared: Arc<QueueProgress>,
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct QueueProgress {
+    state: Mutex<ProcessStates>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    todo: VecDeque<Job>,
-    ended: Vec<(String, Result<Done, String>)>,
+struct ProcessStates {
+    todo: VecDeque<QueuedProcess>,
+    ended: Vec<(String, Result<EndedProcess, String>)>,
     /// Names of those that somebody waits for.
     wanted: Vec<String>,
     /// Seconds of processor time of all that ended.
     used: f64,
 }
 
-impl Queue {
+impl ProcessQueue {
     /// Starts this program once for each name and its words.
     pub fn start(jobs: Vec<(String, Vec<&str>)>) -> Result<Self, Failure> {
         let jobs = jobs.into_iter().map(|(name, words)| {
             let mut command = lowered()?;
             command.args(words);
-            Ok(Job { name, command })
+            Ok(QueuedProcess { name, command })
         });
         Ok(Self::of(jobs.collect::<Result<_, Failure>>()?))
     }
 
-    fn of(todo: VecDeque<Job>) -> Self {
-        let shared = Arc::new(Shared::default());
+    fn of(todo: VecDeque<QueuedProcess>) -> Self {
+        let shared = Arc::new(QueueProgress::default());
         shared.lock().todo = todo;
         for _ in 0..AT_ONCE {
             let shared = Arc::clone(&shared);
@@ -81,8 +81,8 @@ impl Queue {
         at.is_some_and(|at| todo.remove(at).is_some())
     }
 
-    /// Waits for the end of one that was given to [`Queue::start`] and not taken away.
-    pub fn wait(&self, name: &str) -> Result<Done, Failure> {
+    /// Waits for the end of one that was given to [`ProcessQueue::start`] and not taken away.
+    pub fn wait(&self, name: &str) -> Result<EndedProcess, Failure> {
         let mut state = self.shared.lock();
         state.wanted.push(name.to_string());
         loop {
@@ -101,8 +101,8 @@ impl Queue {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl QueueProgress {
+    fn lock(&self) -> MutexGuard<'_, ProcessStates> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -111,7 +111,7 @@ impl Shared {
         let next = || self.lock().todo.pop_front();
         while let Some(job) = next() {
             let name = job.name.clone();
-            let done = Background::start(job)
+            let done = StartedProcess::start(job)
                 .and_then(|background| self.wait(background))
                 .map_err(|failure| failure.to_string());
             self.lock().ended.push((name, done));
@@ -120,7 +120,7 @@ impl Shared {
     }
 
     /// Waits for its end. The last processor times of a process are read before it is waited for, when it is gone.
-    fn wait(&self, mut one: Background) -> Result<Done, Failure> {
+    fn wait(&self, mut one: StartedProcess) -> Result<EndedProcess, Failure> {
         let pid = one.child.id();
         while !has_ended(pid) {
             std::thread::sleep(PAUSE);
@@ -138,7 +138,7 @@ impl Shared {
         let status = status.map_err(|error| Failure::new(format!("{name}: {error}")))?;
         let bytes = std::fs::read(&one.log)
             .map_err(|error| Failure::new(format!("{name}: {}: {error}", one.log.display())))?;
-        Ok(Done {
+        Ok(EndedProcess {
             success: status.success(),
             text: String::from_utf8_lossy(&bytes).into_owned(),
             seconds: one.began.elapsed().as_secs_f64(),
@@ -148,16 +148,16 @@ impl Shared {
 }
 
 /// One that was started.
-struct Background {
+struct StartedProcess {
     name: String,
     child: Child,
     log: PathBuf,
     began: Instant,
 }
 
-impl Background {
-    fn start(job: Job) -> Result<Self, Failure> {
-        let Job { name, mut command } = job;
+impl StartedProcess {
+    fn start(job: QueuedProcess) -> Result<Self, Failure> {
+        let QueuedProcess { name, mut command } = job;
         let folder = target_dir().join("xtask");
         let log = folder.join(format!("{name}.log"));
         let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", log.display()));
@@ -200,7 +200,7 @@ fn lowered() -> Result<Command, Failure> {
 }
 
 /// Gives the process and what it has started the usual priority: beside a busy machine they would have none. Where that is
-/// not possible they go on as they are.
+/// not possible their priority stays.
 fn raise(pid: u32) {
     let mut family = vec![pid];
     let mut others = processes();
@@ -277,14 +277,17 @@ fn ticks(stat: &str, first: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{CHILDREN, ITSELF, Job, PARENT, Queue, children_seconds, field, process_seconds};
+    use super::{
+        CHILDREN, ITSELF, PARENT, ProcessQueue, QueuedProcess, children_seconds, field,
+        process_seconds,
+    };
     use super::{processes, ticks};
     use std::process::Command;
 
-    fn shell(name: &str, script: &str) -> Job {
+    fn shell(name: &str, script: &str) -> QueuedProcess {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        Job {
+        QueuedProcess {
             name: format!("test-of-background-{name}"),
             command,
         }
@@ -294,7 +297,7 @@ mod tests {
     fn output_status_and_processor_time_of_a_process_are_kept() {
         let busy = "i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done";
         let script = format!("echo out; echo err >&2; sh -c '{busy}'; exit 3");
-        let queue = Queue::of([shell("kept", &script)].into());
+        let queue = ProcessQueue::of([shell("kept", &script)].into());
         let done = queue.wait("test-of-background-kept").unwrap();
         assert!(!done.success);
         assert_eq!(done.text, "out\nerr\n");
@@ -309,7 +312,7 @@ mod tests {
         let wait = "while kill -0 $PPID && ! test -e";
         let file = std::env::temp_dir().join(format!("queue-{}", std::process::id()));
         let script = format!("{wait} {}; do sleep 0.02; done", file.display());
-        let queue = Queue::of(names.map(|name| shell(name, &script)).into());
+        let queue = ProcessQueue::of(names.map(|name| shell(name, &script)).into());
         // Two are started as soon as their threads run; the third is not before one of them ends.
         assert!(queue.take("test-of-background-third"));
         assert!(!queue.take("test-of-background-third"));
@@ -325,7 +328,7 @@ mod tests {
     fn one_that_cannot_be_started_is_a_failure() {
         let mut missing = shell("missing", "");
         missing.command = Command::new("/no/such/program");
-        let queue = Queue::of([missing].into());
+        let queue = ProcessQueue::of([missing].into());
         assert!(queue.wait("test-of-background-missing").is_err());
     }
 

@@ -4,7 +4,7 @@
 mod programs;
 
 use crate::{fuzz, guest, loom, model, packages, planted, ptx, python, simulate, stress, wording};
-use chores::background::{Done, Queue};
+use chores::background::{EndedProcess, ProcessQueue};
 use chores::process::{Failure, cargo, cargo_test, check, output};
 use chores::report::Counts;
 use std::path::Path;
@@ -98,7 +98,7 @@ type Run = fn() -> Result<Counts, Failure>;
 struct Stage {
     name: &'static str,
     run: Run,
-    /// Runs in a process of its own beside the other stages: it waits for downloads or compiles, and no time in it is
+    /// Runs in another process beside the other stages: it waits for downloads or compiles, and no time in it is
     /// limited.
     beside: bool,
 }
@@ -243,7 +243,7 @@ fn run(ci: bool, stages: &[&Stage]) -> Result<(), Failure> {
 }
 
 /// Starts what runs beside the stages. Returns it, and the names of the stages that are prepared there.
-fn start_beside(ci: bool, stages: &[&Stage]) -> Result<(Queue, Vec<&'static str>), Failure> {
+fn start_beside(ci: bool, stages: &[&Stage]) -> Result<(ProcessQueue, Vec<&'static str>), Failure> {
     let (mut jobs, mut prepared) = (Vec::new(), Vec::new());
     if stages.len() > 1 {
         for (name, words) in PREPARED {
@@ -258,7 +258,7 @@ fn start_beside(ci: bool, stages: &[&Stage]) -> Result<(Queue, Vec<&'static str>
             jobs.push((stage.name.to_string(), words));
         }
     }
-    Ok((Queue::start(jobs)?, prepared))
+    Ok((ProcessQueue::start(jobs)?, prepared))
 }
 
 /// The name of what prepares a stage.
@@ -266,8 +266,8 @@ fn preparation(stage: &str) -> String {
     format!("prepare-{stage}")
 }
 
-/// The counts that a stage in a process of its own has printed.
-fn counts_of(name: &str, done: &Done) -> Result<Counts, Failure> {
+/// The counts that a stage in another process has printed.
+fn counts_of(name: &str, done: &EndedProcess) -> Result<Counts, Failure> {
     let counts = done.text.lines().rev().find_map(Counts::of_total_line);
     let failed = Failure::new(format!("{name}: ended without a line of counts"));
     let mut counts = counts.ok_or(failed)?;
