@@ -11,7 +11,7 @@ use nvme_cuda::{
 use nvme_driver::error::{Error, Result};
 use std::sync::{Arc, Weak};
 
-/// A gather whose second half is to come. Dropped before that, it gives back what it holds, and the program is not kept
+/// A gather whose second half is to come. Dropped before that, it frees what it holds, and the program is not kept
 /// waiting.
 #[must_use = "the rows come with the second half"]
 pub struct BegunGather {
@@ -67,7 +67,7 @@ impl Table {
     /// In between no block of the gather is on the GPU: launches of the caller's have all of it while the drive works.
     ///
     /// This is for few rows of one drive (768 rows of 256 bytes, by default), in units of 16 bytes, without a cache. The
-    /// second half reads all other rows by itself, and rows that are begun when other gathers hold all queues that may be
+    /// second half reads all other rows, and rows that are begun when other gathers hold all queues that may be
     /// held: [`StoreStats::late_rows`](super::StoreStats::late_rows) counts the latter. A gather sees every write of the
     /// store that had returned before its first half begins on the GPU; of later writes it may see any.
     ///

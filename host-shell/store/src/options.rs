@@ -176,6 +176,6 @@ pub struct StoreStats {
     pub shared_gathers: u64,
     /// Gathers of one drive's rows, launched or captured, whose reads a first half submits.
     pub begun_gathers: u64,
-    /// Rows of those that the second half read by itself: other gathers held the queues when they were begun.
+    /// Rows of those that the second half read: other gathers held the queues when they were begun.
     pub late_rows: u64,
 }

@@ -74,7 +74,7 @@ fn ids(count: i64) -> Vec<i64> {
     (0..count).map(|index| index * 37 % 1000).collect()
 }
 
-/// Begins and finishes until the second half reads no row by itself: all stations came back.
+/// Begins and finishes until the second half reads no row: all stations came back.
 fn all_came_back(drive: &Drive) -> Outcome<()> {
     let job = Job::new(drive, drive.table(0, 256), ids(48), true, 0)?;
     let begin = Instant::now();

@@ -1,7 +1,7 @@
 //! Gathers in halves: one launch submits the reads and leaves the GPU, a second one copies the rows (docs/adr/0029).
 //!
 //! Between the two a gather holds stations, and no block of it is on the GPU. One that is dropped before its second
-//! launch gives them back by a launch of its own, in a stream of its own.
+//! launch returns them by another launch, in another stream.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
@@ -144,7 +144,7 @@ impl GpuRows {
         })
     }
 
-    /// Returns the number of gathers that were begun, and of their rows that the second launch had to read by itself.
+    /// Returns the number of gathers that were begun, and of their rows that the second launch had to read.
     pub fn begun(&self) -> (u64, u64) {
         let begun = self.state.counts.begun.load(Ordering::Relaxed);
         (begun, self.state.memory.board.late_rows())
@@ -299,7 +299,7 @@ impl GatherHalves {
         unsafe { self.kernels.launch_of(stream, kernel, size, halved) }
     }
 
-    /// Gives back what a gather holds that is begun and not finished, or that is in a graph.
+    /// Frees what a gather holds that is begun and not finished, or that is in a graph.
     fn cancel(&self) -> Option<Result<Arc<LaunchSlot>>> {
         let second = lock(&self.second).take();
         let is_left = second.is_some() || self.point.is_captured();
@@ -314,7 +314,7 @@ impl GatherHalves {
         Some(given_back)
     }
 
-    /// Puts a launch into a stream of its own that waits for the reads, and frees the stations.
+    /// Puts a launch into another stream, which waits for the reads, and frees the stations.
     fn give_back(&self, slot: Option<LaunchSlot>) -> Result<Arc<LaunchSlot>> {
         let slot = match slot {
             Some(slot) => slot,

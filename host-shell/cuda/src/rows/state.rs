@@ -35,7 +35,7 @@ pub(in super::super) struct StationMemory {
 pub(super) struct GatherCounts {
     pub owned: AtomicU64,
     pub shared: AtomicU64,
-    /// Gathers in halves, of which the first launch may take such queues.
+    /// Gathers in halves whose first launch may take such queues.
     pub begun: AtomicU64,
 }
 
