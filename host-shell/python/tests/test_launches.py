@@ -112,6 +112,26 @@ def test_captured_gathers_come_back_with_their_graphs(gpu_store, driver):
     table.check()
 
 
+def test_memory_of_captured_gathers_of_a_file_goes_with_their_graphs(driver, tmp_path):
+    """The staging memory of a host thread, up to 32 MiB for each graph, is given back once the graph is gone."""
+    path = tmp_path / "rows.bin"
+    path.write_bytes(bytes(1 << 16))
+    with nvme_gpu.open(f"file:{path}", gpu=0) as store:
+        table = rows_of(store, 100, 4)
+        ids, out = Device([3, 7]), Device([0] * 8, "<i4", shape=(2, 4))
+        table.gather(ids, out=out, check="now")
+        before = driver.fake_cuda_registered()
+        graphs = [Graph(driver, lambda stream: table.gather(ids, out=out, stream=stream)) for _ in range(6)]
+        assert driver.fake_cuda_registered() >= before + 5
+        for graph in graphs:
+            graph.destroy()
+        end = time.monotonic() + 60
+        while driver.fake_cuda_registered() > before and time.monotonic() < end:
+            time.sleep(0.01)
+            table.gather(ids, out=out, check="now")
+        assert driver.fake_cuda_registered() <= before
+
+
 @pytest.mark.parametrize("kind", ["sim", "file"])
 def test_each_run_of_a_graph_has_its_own_failures(gpu_store, driver, tmp_path, kind):
     """A run is told of whether the runs before it failed or not, and with the number of its own rows."""

@@ -84,7 +84,8 @@ struct HostOperation {
     steps: Box<[ChunkStep]>,
 }
 
-/// An operation that the stream does not own: on drop it is freed, and its staging memory returns to the pool.
+/// An operation that the stream does not own: on drop it is freed, and its staging memory returns to the pool or,
+/// after a graph, to the driver.
 struct OwnedOperation(*mut HostOperation);
 
 // SAFETY: the pointer is to an operation that only this owns, and whose parts may be used by any thread.
@@ -123,7 +124,10 @@ impl Drop for OwnedOperation {
         // SAFETY: made by `new`, and owned by this alone: no host function of it is in a stream, and no graph
         // holds it, since both take ownership away from this type.
         let mut over = unsafe { Box::from_raw(self.0) };
-        if let (Some(staging), Some(pool)) = (over.staging.take(), over.pool.upgrade()) {
+        // What a graph had goes with it: each graph that is alive takes memory of its own, up to 32 MiB, and the pool
+        // would keep that of the most graphs that there ever were until the store is closed.
+        let pool = over.pool.upgrade().filter(|_| !over.is_captured);
+        if let (Some(staging), Some(pool)) = (over.staging.take(), pool) {
             lock(&pool).push(staging);
         }
     }
