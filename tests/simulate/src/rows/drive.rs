@@ -3,7 +3,7 @@
 use crate::account::Failure;
 use crate::bus::Bells;
 use crate::memory::Memory;
-use crate::setup::ADMIN_NS;
+use crate::setup::{ADMIN_NS, COMMAND_NS};
 use crate::world::Admin;
 use nvme_core::bringup::{self, BringupMachine, QueuePlan};
 use nvme_core::group::{ExecContext, GroupOp, LoneThread};
@@ -29,6 +29,8 @@ pub(super) struct Drive<'a> {
     pub queues: [SharedQueue<'a>; 2],
     pub now_ns: u64,
     next_event: Option<u64>,
+    /// The controller had something to do when it last worked.
+    has_worked: bool,
 }
 
 /// A thread by itself at a moment of virtual time.
@@ -70,11 +72,14 @@ impl<'a> Drive<'a> {
             queues: parts.queues,
             now_ns,
             next_event: None,
+            has_worked: false,
         }
     }
 
     /// Doorbells arrive, and the controller does what is due.
     pub fn work(&mut self, crawls: bool) {
+        let is_due = self.next_event.is_some_and(|next| next <= self.now_ns);
+        self.has_worked = is_due || self.bells.is_rung();
         self.bells.deliver(self.sim.doorbells(), crawls, |_, _| ());
         self.next_event = self.sim.step(self.now_ns).next_event_ns;
         self.sim.take_fired();
@@ -92,6 +97,16 @@ impl<'a> Drive<'a> {
         match self.bells.is_rung() {
             true => self.now_ns + 1_000,
             false => next.map_or(most, |next| next.min(most)),
+        }
+    }
+
+    /// Returns the longest sleep while all else rests. After the controller has done something it is short: threads
+    /// look twice before those that wait for a slot submit, and no thread looks during a sleep, so that by long ones
+    /// commands that wait for one of two slots would meet their deadline.
+    pub fn longest_sleep_ns(&self) -> u64 {
+        match self.has_worked {
+            true => 1_000,
+            false => COMMAND_NS / 16,
         }
     }
 

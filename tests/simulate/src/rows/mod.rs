@@ -543,7 +543,7 @@ impl World<'_> {
             if self.under_way().is_empty() && is_quiet && self.writer.is_idle() {
                 return self.check_free();
             }
-            self.drive.sleep(COMMAND_NS / 16);
+            self.drive.sleep(self.drive.longest_sleep_ns());
         }
         let text = "nothing goes wrong any more, and it does not come to rest";
         Err(Failure::new("recovery", text))

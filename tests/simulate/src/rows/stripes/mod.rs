@@ -207,7 +207,7 @@ impl StripeWorld<'_> {
         let wakes = self
             .members
             .iter()
-            .map(|member| member.drive.wakes_ns(COMMAND_NS / 16));
+            .map(|member| member.drive.wakes_ns(member.drive.longest_sleep_ns()));
         let first_ns = wakes.min().unwrap_or(0);
         for member in &mut self.members {
             member.drive.now_ns = member.drive.now_ns.max(first_ns);
