@@ -178,7 +178,7 @@ impl BatchWork<'_, '_> {
         let (mut wants, mut byte) = (place.is_some(), in_slot(rows, at));
         // The same origin for all threads of the block: there are barriers in each way.
         if let BatchOrigin::Begun(_) = self.origin {
-            // Not by the id, of which memory of the caller's decides: by the command that was submitted.
+            // Not by the id, which memory of the caller decides: by the command that was submitted.
             let tag = queue.resume(ends);
             (wants, byte) = (tag.is_some(), tag.unwrap_or(0) << 4);
         }

@@ -2,7 +2,7 @@
 //!
 //! Between the two no block of either is on the GPU and none is inside the gate, so that a recovery waits for neither.
 //! What the second launch needs is in a [`BatchRecord`] for each block, and in the queue's own state. A block without a
-//! record of its station reads its rows by itself.
+//! record of its station reads its rows itself.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -35,7 +35,7 @@ entry! {
 }
 
 entry! {
-    /// Waits for the reads of `nvme_begin_batched`, copies the rows and frees the stations. Reads rows by itself that the
+    /// Waits for the reads of `nvme_begin_batched`, copies the rows and frees the stations. Reads rows that the
     /// first launch found no station for.
     ///
     /// # Safety
@@ -114,7 +114,7 @@ unsafe fn begin(halved: &HalvedGather) {
             record.close();
             return;
         }
-        // Who takes the batch passes the gate at the same station.
+        // The lane that takes the batch passes the gate at the same station.
         gate.leave(station);
         let batch = BegunBatch {
             station,

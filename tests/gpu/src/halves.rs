@@ -166,7 +166,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
 }
 
 /// More gathers are begun in one stream than there are queues, and finished in the other order: those that found none are
-/// read by their second halves, and gathers in one piece go on beside them.
+/// read by their second halves, and gathers in one piece run beside them.
 fn many(bench: &Bench) -> Outcome<String> {
     let drive = open(bench)?;
     let (table, stream) = (drive.table(0, 256), drive.stream.handle());
@@ -323,7 +323,7 @@ fn two_streams(bench: &Bench) -> Outcome<String> {
     Ok("3 replays".to_owned())
 }
 
-/// One half in a graph and the other not in it: refused, and a capture goes on.
+/// One half in a graph and the other not in it: refused, and a capture continues.
 fn apart(bench: &Bench) -> Outcome<String> {
     let drive = open(bench)?;
     let job = Job::new(&drive, drive.table(0, 256), ids(ROWS), true, 0)?;

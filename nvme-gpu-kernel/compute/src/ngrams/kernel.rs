@@ -129,7 +129,7 @@ impl TokenSequence {
     unsafe fn token(&self, launch: &NgramLaunch, at: u64) -> i64 {
         let index = self.first + at;
         match launch.wide_tokens {
-            // SAFETY: the caller vouches for the tokens, of which the sequence has `count`.
+            // SAFETY: the caller vouches for the `count` tokens of the sequence.
             0 => i64::from(unsafe { load_i32(launch.tokens + index * 4) }),
             // SAFETY: as above.
             _ => unsafe { load_u64(launch.tokens + index * 8) as i64 },

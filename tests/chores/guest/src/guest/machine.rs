@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const PROCESSOR: &str = "max,-erms,-fsrm";
 /// The same as AMD's first Zen: a kernel with CONFIG_PCI_P2PDMA trusts host bridges from there on.
 const PEER_PROCESSOR: &str = "max,-erms,-fsrm,family=23,model=1";
-/// Events of QEMU's controllers: one was enabled, one was told to shut down.
+/// Events of QEMU's controllers: one was enabled, one is to shut down.
 pub const STARTED: &str = "pci_nvme_mmio_start_success";
 pub const SHUT_DOWN: &str = "pci_nvme_mmio_shutdown_set";
 /// Where the first controller of ours lies on the PCI bus.
