@@ -16,10 +16,10 @@ pub struct PyGpuNgrams(OfProcess<GpuNgramHash>);
 
 /// Address and number of the tokens, whether they are `int64`, and the number of sequences; addresses of their starts, of
 /// the histories and of their numbers; the number of histories.
-type Step = ((u64, u64, bool, u32), (u64, u64, u64), u64);
+type TokenStep = ((u64, u64, bool, u32), (u64, u64, u64), u64);
 
 fn step(
-    ((tokens, count, is_wide, sequences), (starts, histories, slots), history_count): Step,
+    ((tokens, count, is_wide, sequences), (starts, histories, slots), history_count): TokenStep,
 ) -> StepTokens {
     StepTokens {
         tokens,
@@ -46,15 +46,21 @@ impl PyGpuNgrams {
     }
 
     /// Launches the hashing of tokens into ids at `out`.
-    fn row_ids(&self, py: Python<'_>, tokens: Step, out: u64, stream: u64) -> PyResult<()> {
+    fn row_ids(&self, py: Python<'_>, tokens: TokenStep, out: u64, stream: u64) -> PyResult<()> {
         let hash = self.0.get()?;
         // SAFETY: Python keeps the tensors in the order of the stream.
         py.detach(|| unsafe { hash.row_ids(&step(tokens), out, stream) })
             .or_raise()
     }
 
-    /// Launches the end of a step, of which the first tokens stand that `accepted` says.
-    fn commit(&self, py: Python<'_>, tokens: Step, accepted: u64, stream: u64) -> PyResult<()> {
+    /// Launches the end of a step, whose first `accepted` tokens stay.
+    fn commit(
+        &self,
+        py: Python<'_>,
+        tokens: TokenStep,
+        accepted: u64,
+        stream: u64,
+    ) -> PyResult<()> {
         let hash = self.0.get()?;
         // SAFETY: as for `row_ids`.
         py.detach(|| unsafe { hash.commit(&step(tokens), accepted, stream) })

@@ -13,7 +13,7 @@ const MOST_ROWS: usize = 70;
 const HELD: u32 = 1;
 
 /// Memory of a gather in halves, and the gather between its launches.
-pub(super) struct Halves {
+pub(super) struct BegunGathers {
     /// The record of the one block, and ids after it.
     records: Vec<AtomicU64>,
     late_rows: Vec<AtomicU32>,
@@ -24,7 +24,7 @@ pub(super) struct Halves {
 #[derive(Clone, Copy)]
 struct Begun(usize);
 
-impl Halves {
+impl BegunGathers {
     pub fn new() -> Self {
         let words = RECORD_BYTES as usize / 8 + MOST_ROWS;
         Self {

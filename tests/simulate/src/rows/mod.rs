@@ -22,7 +22,7 @@ use crate::setup::{BLOCK_BYTES, BLOCKS, COMMAND_NS, Driver, QueueSetup, Setup, p
 use crate::trace::{Event, Trace};
 pub use counts::Counts;
 use drive::Drive;
-use halves::Halves;
+use halves::BegunGathers;
 use host::{Host, Writer};
 use launch::{Launch, Work};
 use nvme_core::gate::{AdmissionGate, words};
@@ -125,7 +125,7 @@ struct World<'a> {
     /// The second queue where the first station owns it; none where threads share it.
     owned: QueueArray,
     /// A gather in halves by that queue.
-    halves: Halves,
+    halves: BegunGathers,
     gate: AdmissionGate<'a>,
     /// A word for each station.
     free: &'a [AtomicU32],
@@ -295,7 +295,7 @@ fn run_on(memory: &Memory, seed: u64, sabotage: Sabotage, lines: bool) -> Run {
         whole: whole_rows(&mut rng, rows),
         cached: memories.cached(memory),
         owned,
-        halves: Halves::new(),
+        halves: BegunGathers::new(),
         gate: AdmissionGate::new(&gate).expect("words of a gate"),
         free: &free,
         cells: &cells,

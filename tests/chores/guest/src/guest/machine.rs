@@ -207,7 +207,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Both fail only when QEMU has ended by itself.
+        // Both fail only when QEMU has ended.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
