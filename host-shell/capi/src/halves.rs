@@ -27,9 +27,10 @@ struct OpenGather {
 
 /// Object of a handle: nothing begins without a GPU.
 #[cfg(not(feature = "cuda"))]
-struct OpenGather;
+type OpenGather = std::convert::Infallible;
 
 // SAFETY: the pointers in it are addresses, which are not followed here.
+#[cfg(feature = "cuda")]
 unsafe impl Send for OpenGather {}
 
 static BEGUN: OpenHandles<Arc<Mutex<OpenGather>>> = OpenHandles::new();
@@ -114,7 +115,7 @@ pub unsafe extern "C" fn nvme_gpu_gather_finish(
 }
 
 /// # Safety
-/// As the header says of nvme_gpu_gather_finish().
+/// As nvme_gpu_gather_finish() in the header.
 #[cfg(feature = "cuda")]
 unsafe fn finish(
     gather: &mut OpenGather,

@@ -257,7 +257,7 @@ mod tests {
     use crate::random_weights;
     use nvme_host::StoreOptions;
 
-    /// Rows that are read in several parts, against each row by itself.
+    /// Rows that are read in several parts, against each row alone.
     #[test]
     fn a_product_is_that_of_each_row() {
         let store = Store::open("sim:mem?size=16MiB", &StoreOptions::default()).unwrap();

@@ -124,7 +124,7 @@ impl Drop for OwnedOperation {
         // SAFETY: made by `new`, and owned by this alone: no host function of it is in a stream, and no graph
         // holds it, since both take ownership away from this type.
         let mut over = unsafe { Box::from_raw(self.0) };
-        // What a graph had goes with it: each graph that is alive takes memory of its own, up to 32 MiB, and the pool
+        // What a graph had goes with it: each graph that is alive takes other memory, up to 32 MiB, and the pool
         // would keep that of the most graphs that there ever were until the store is closed.
         let pool = over.pool.upgrade().filter(|_| !over.is_captured);
         if let (Some(staging), Some(pool)) = (over.staging.take(), pool) {

@@ -152,7 +152,7 @@ mod tests {
         }
     }
 
-    /// As many tensors as a header of a few megabytes has, each with a stem of its own.
+    /// As many tensors as a header of a few megabytes has, each with another stem.
     fn many() -> Vec<TensorEntry> {
         let names = (0..200_000u64).map(|one| (format!("stem{one}.{}.w", one % 7), one * 8));
         names.map(|(name, offset)| entry(name, offset)).collect()

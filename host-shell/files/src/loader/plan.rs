@@ -326,7 +326,7 @@ mod tests {
         let catalog = catalog(&[
             ("a.x", 0, 64),
             ("a.y", 64, 100),
-            // 164 is no multiple of 64 behind the first: a read of its own.
+            // 164 is no multiple of 64 behind the first: another read.
             ("a.z", 164, 28),
             ("b.x", 192, 20_000),
             ("a.far", 20_192, 64),

@@ -15,7 +15,7 @@ pub use kernel::{nvme_ngram_commit, nvme_ngram_rows};
 
 /// Stands for a token of an image.
 pub const IMAGE: i64 = -1;
-/// Row id where no row is known: for a token that the model does not have, and for what a launch says of sequences that
+/// Row id where no row is known: for a token that the model does not have, and for words about sequences that
 /// cannot be. A gather reports it as out of range.
 pub const NO_ROW: i64 = -1;
 /// Token of a history after a commit that cannot be: every n-gram that reaches it gets [`NO_ROW`].
