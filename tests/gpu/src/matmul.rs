@@ -385,7 +385,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
                 )),
             }
         };
-        refused(wrong, |_| {}, "by the rung")?;
+        refused(wrong, |_| {}, "does not multiply")?;
         refused(right, |p| p.a.stride = 15, "matrix a")?;
         refused(right, |p| p.b.address += 1, "matrix b")?;
         refused(right, |p| p.c.stride = u64::MAX / 2, "matrix c")?;
