@@ -85,8 +85,8 @@ mod gpu {
         /// it may be launched; nothing else writes it meanwhile.
         ///
         /// # Errors
-        /// [`Error::Usage`] for numbers of experts that cannot be, and addresses that are no multiple of 4;
-        /// [`Error::Device`] with the driver's answer.
+        /// [`Error::Usage`](nvme_host::Error::Usage) for numbers of experts that cannot be, and addresses that are no
+        /// multiple of 4; [`Error::Device`](nvme_host::Error::Device) with the driver's answer.
         pub unsafe fn route(&self, route: &RouteParameters, stream: u64) -> Result<()> {
             check(route.experts, route.choices)?;
             let threads = u64::from(route.tokens) * 32;
