@@ -39,7 +39,7 @@ pub struct NgramHash {
 }
 
 impl NgramHash {
-    /// Makes the hashes of a model of `tokens` tokens from its multipliers, of which there is one for each place of the
+    /// Makes the hashes of a model of `tokens` tokens from its multipliers, one for each place of the
     /// longest n-gram, and the number of rows of each head, in the order of n-grams' lengths.
     pub(crate) fn new(
         tokens: u64,

@@ -23,7 +23,7 @@ pub struct StepTokens {
     pub tokens: u64,
     /// Number of tokens.
     pub count: u64,
-    /// Whether tokens are `i64`.
+    /// True if tokens are `i64`, false if they are `i32`.
     pub is_wide: bool,
     /// Number of sequences, at least 1.
     pub sequences: u32,
@@ -165,7 +165,7 @@ impl GpuNgramHash {
         };
         let sequences = u64::from(tokens.sequences);
         let some = if accepted == 0 { 0 } else { sequences };
-        let words = tokens.history_count * u64::from(self.history_tokens());
+        let words = self.history_words(tokens);
         self.gpu().judge_list(
             stream,
             [
@@ -175,6 +175,12 @@ impl GpuNgramHash {
         )?;
         // SAFETY: the caller's.
         unsafe { self.launch(self.commit, sequences, &launch, stream) }
+    }
+
+    /// Returns the tokens of all histories; more than there can be are refused as such.
+    fn history_words(&self, tokens: &StepTokens) -> u64 {
+        let each = u64::from(self.history_tokens());
+        tokens.history_count.saturating_mul(each)
     }
 
     /// Returns the words of a launch over `tokens`, whose memory may be used.
@@ -204,8 +210,7 @@ impl GpuNgramHash {
         }
         let of = |address: u64, count: u64| if address == 0 { 0 } else { count };
         let unit = if tokens.is_wide { 8 } else { 4 };
-        let history = u64::from(self.history_tokens());
-        let words = tokens.history_count.saturating_mul(history);
+        let words = self.history_words(tokens);
         self.gpu().judge_list(
             stream,
             [

@@ -77,8 +77,8 @@ pub(super) fn held_stations(owned: u32) -> u32 {
 }
 
 impl OwnedShape {
-    /// Spreads the rows of `launch`, `few` to a block at least, over `owned` queues, each with room for `most_of_block` commands; `None` for a launch
-    /// that goes by shared queues, also for one of more than `most_bytes` bytes.
+    /// Spreads the rows of `launch`, `few` to a block at least, over `owned` queues, each with room for `most_of_block`
+    /// commands; `None` for a launch that goes by shared queues, also for one of more than `most_bytes` bytes.
     fn of(
         launch: &GatherLaunch,
         (owned, few): (u32, u64),
