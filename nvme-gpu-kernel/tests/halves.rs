@@ -4,6 +4,9 @@
 #![allow(unsafe_code)]
 #![cfg(feature = "lanes")]
 
+mod memory;
+
+use memory::{address, wide, words};
 use nvme_core::ControllerIdentity;
 use nvme_core::gate::{AdmissionGate, words as gate_words};
 use nvme_core::handoff::QueueWords;
@@ -30,18 +33,6 @@ const COUNT: usize = 5;
 const TIMEOUT_NS: u64 = 1000;
 const CANARY: u64 = 0xA5A5_A5A5_A5A5_A5A5;
 const NO_CODE: i32 = 77;
-
-fn words(count: usize) -> Vec<AtomicU32> {
-    (0..count).map(|_| AtomicU32::new(0)).collect()
-}
-
-fn wide(count: usize, value: u64) -> Vec<AtomicU64> {
-    (0..count).map(|_| AtomicU64::new(value)).collect()
-}
-
-fn address<T>(of: &[T]) -> u64 {
-    of.as_ptr().expose_provenance() as u64
-}
 
 fn load(word: &AtomicU64) -> u64 {
     word.load(Order::Relaxed, Scope::Sys)

@@ -4,6 +4,9 @@
 #![allow(unsafe_code)]
 #![cfg(feature = "lanes")]
 
+mod memory;
+
+use memory::{address, wide, words};
 use nvme_core::gate::{AdmissionGate, words as gate_words};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_gpu_kernel::entries::nvme_gather;
@@ -17,18 +20,6 @@ use std::sync::atomic::AtomicI64;
 const ROWS: usize = 3 * BLOCK_THREADS as usize;
 /// Blocks of a launch.
 const BLOCKS: u32 = 3;
-
-fn words(count: usize) -> Vec<AtomicU32> {
-    (0..count).map(|_| AtomicU32::new(0)).collect()
-}
-
-fn wide(count: usize) -> Vec<AtomicU64> {
-    (0..count).map(|_| AtomicU64::new(0)).collect()
-}
-
-fn address<T>(of: &[T]) -> u64 {
-    of.as_ptr().expose_provenance() as u64
-}
 
 /// Words of a launch whose rows all fail: the gate is shut for good.
 struct World {
@@ -46,9 +37,9 @@ impl World {
             gate: words(gate_words(2)),
             stations: words(2),
             ids: (0..ROWS).map(|_| AtomicI64::new(0)).collect(),
-            rows: wide(ROWS),
-            progress: wide(size_of::<LaunchProgress>() / 8),
-            summary: wide(size_of::<LaunchSummary>() / 8),
+            rows: wide(ROWS, 0),
+            progress: wide(size_of::<LaunchProgress>() / 8, 0),
+            summary: wide(size_of::<LaunchSummary>() / 8, 0),
         };
         AdmissionGate::new(&world.gate).unwrap().close_for_good();
         world

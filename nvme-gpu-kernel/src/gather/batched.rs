@@ -48,16 +48,7 @@ entry! {
             // SAFETY: the caller's; the station is this block's.
             _ => unsafe { batched.owned.batches(station, block) },
         };
-        let work = BatchWork {
-            rows,
-            block,
-            gate,
-            station,
-            queue,
-            origin: BatchOrigin::Own,
-            has_lost: false,
-            failed: WarpFailures::default(),
-        };
+        let work = BatchWork::new((rows, block, gate), (station, queue), BatchOrigin::Own);
         work.gather((first, batched.rows_of_block), id);
     }
 }
@@ -97,12 +88,19 @@ fn in_slot(rows: &GatherLaunch, place: RowBlocks) -> u32 {
 /// Loads the id of this thread's row of a block whose rows begin at row `first`; returns -1 if it has none.
 #[inline(always)]
 pub(super) fn load_id(batched: &Batched, first: u64) -> i64 {
-    let index = first + u64::from(arch::thread());
-    match arch::thread() < batched.rows_of_block && index < batched.gather.count {
+    match row_of_thread(batched, first) {
         // SAFETY: the host gives `count` ids.
-        true => unsafe { launch::id(&batched.gather, index) },
-        false => -1,
+        (index, true) => unsafe { launch::id(&batched.gather, index) },
+        (_, false) => -1,
     }
+}
+
+/// Returns the number of this thread's row of a block whose rows begin at row `first`, and whether there is one.
+#[inline(always)]
+pub(super) fn row_of_thread(batched: &Batched, first: u64) -> (u64, bool) {
+    let index = first + u64::from(arch::thread());
+    let is_live = arch::thread() < batched.rows_of_block && index < batched.gather.count;
+    (index, is_live)
 }
 
 /// The work of a block. Fields are the same for all threads, except for `failed`, which is a warp's.
@@ -118,7 +116,26 @@ pub(super) struct BatchWork<'r, 'q> {
     pub failed: WarpFailures,
 }
 
-impl BatchWork<'_, '_> {
+impl<'r, 'q> BatchWork<'r, 'q> {
+    /// Makes the work of a block at its station, with its queue unless there is none.
+    #[inline(always)]
+    pub fn new(
+        (rows, block, gate): (&'r GatherLaunch, WholeBlock, AdmissionGate<'r>),
+        (station, queue): (u32, Option<BatchQueue<'q, WholeBlock>>),
+        origin: BatchOrigin,
+    ) -> Self {
+        Self {
+            rows,
+            block,
+            gate,
+            station,
+            queue,
+            origin,
+            has_lost: false,
+            failed: WarpFailures::default(),
+        }
+    }
+
     /// Gathers the rows of the block, at most `most` from row `first` on, and leaves the station; `id` is that of the
     /// thread's row.
     #[inline(always)]

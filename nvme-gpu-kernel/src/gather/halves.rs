@@ -6,10 +6,9 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::batched::{BatchOrigin, BatchWork, command, load_id};
+use super::batched::{BatchOrigin, BatchWork, command, load_id, row_of_thread};
 use crate::arch;
 use crate::groups::{GpuThread, WholeBlock};
-use crate::launch::WarpFailures;
 use crate::rows::{HalvedGather, RECORD_BYTES};
 use crate::station::{self, NO_STATION};
 use nvme_core::gate::{AdmissionGate, GateEpoch};
@@ -68,8 +67,7 @@ unsafe fn begin(halved: &HalvedGather) {
     };
     let block = WholeBlock::here();
     let first = u64::from(arch::block()) * u64::from(batched.rows_of_block);
-    let index = first + u64::from(arch::thread());
-    let is_live = arch::thread() < batched.rows_of_block && index < rows.count;
+    let (index, is_live) = row_of_thread(batched, first);
     let id = load_id(batched, first);
     let mut claimed = None;
     if block.leads() && record.open() {
@@ -136,9 +134,9 @@ unsafe fn finish(halved: &HalvedGather) {
     };
     let block = WholeBlock::here();
     let first = u64::from(arch::block()) * u64::from(batched.rows_of_block);
-    let index = first + u64::from(arch::thread());
+    let (index, is_live) = row_of_thread(batched, first);
     let mut id = -1;
-    if arch::thread() < batched.rows_of_block && index < rows.count {
+    if is_live {
         // SAFETY: the host vouches for a word for each row.
         id = unsafe { arch::load_u64(halved.kept_ids + index * 8) } as i64;
     }
@@ -161,16 +159,7 @@ unsafe fn finish(halved: &HalvedGather) {
         // SAFETY: the caller's; the station is this block's.
         _ => unsafe { batched.owned.batches(station, block) },
     };
-    let work = BatchWork {
-        rows,
-        block,
-        gate,
-        station,
-        queue,
-        origin,
-        has_lost: false,
-        failed: WarpFailures::default(),
-    };
+    let work = BatchWork::new((rows, block, gate), (station, queue), origin);
     if halved.is_dropped != 0 {
         work.drop_batch(deadline_ns);
         return;
