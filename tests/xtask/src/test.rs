@@ -5,7 +5,7 @@ mod programs;
 
 use crate::{fuzz, guest, loom, model, packages, planted, ptx, python, simulate, stress, wording};
 use chores::background::{EndedProcess, ProcessQueue};
-use chores::process::{Failure, cargo, cargo_test, check, output};
+use chores::process::{Failure, cargo, cargo_test, check, output, root};
 use chores::report::Counts;
 use std::path::Path;
 use std::process::Command;
@@ -86,11 +86,24 @@ const UNOPTIMISED: [&str; 23] = [
 
 /// What release builds of the stages are compiled like, but for the packages that Cargo.toml names: programs that carry
 /// others compile in half of the time, and guests, demo and package run them for seconds.
-const QUICK_RELEASE: [(&str, &str); 3] = [
+const QUICK_RELEASE: [(&str, &str); 4] = [
     ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"),
     ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
     // What is optimised in one piece takes two thirds of the processor time; cargo compiles two packages at a time.
     ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1"),
+    // Nothing changes between the stages: what could be reused after a change would be gigabytes on the disk.
+    ("CARGO_INCREMENTAL", "0"),
+];
+
+/// Folders in which only one stage builds: with `--ci` they are removed when it has passed, so that a run needs less disk.
+const BUILT_FOR_ONE: [(&str, &str); 7] = [
+    ("ptx", "target/ptx"),
+    ("packages", "target/packages"),
+    ("second-compiler", "target/second-compiler"),
+    ("loom", "target/loom"),
+    ("stress", "target/tsan"),
+    ("planted", "target/planted"),
+    ("fuzz", "fuzz/target"),
 ];
 
 type Run = fn() -> Result<Counts, Failure>;
@@ -220,8 +233,12 @@ fn run(ci: bool, stages: &[&Stage]) -> Result<(), Failure> {
             used += done.used;
         }
         used -= queue.others_seconds();
-        let result = (stage.run)();
+        let mut result = (stage.run)();
         used += queue.others_seconds();
+        if ci && result.as_ref().is_ok_and(|counts| counts.failed == 0) {
+            let removed = remove_built(stage.name);
+            result = result.and_then(|counts| removed.map(|()| counts));
+        }
         summary.add(stage.name, result, began.elapsed().as_secs_f64(), used, ci);
         Ok(())
     };
@@ -240,6 +257,21 @@ fn run(ci: bool, stages: &[&Stage]) -> Result<(), Failure> {
         summary.add(stage.name, result, done.seconds, done.used, ci);
     }
     summary.end(start.elapsed().as_secs_f64(), ci)
+}
+
+/// Removes what no other stage than this one reads.
+fn remove_built(stage: &str) -> Result<(), Failure> {
+    let of_stage = BUILT_FOR_ONE.iter().filter(|(name, _)| *name == stage);
+    for folder in of_stage.map(|(_, folder)| root().join(folder)) {
+        match std::fs::remove_dir_all(&folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                let what = format!("{}: {error}", folder.display());
+                return Err(Failure::new(what));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Starts what runs beside the stages. Returns it, and the names of the stages that are prepared there.
@@ -391,7 +423,6 @@ fn with_settings(command: &mut Command) -> &mut Command {
 
 fn test_command() -> Command {
     let mut test = cargo();
-    test.env("CARGO_INCREMENTAL", "0");
     test.args(["test", "--no-fail-fast", "--workspace"]);
     with_settings(&mut test);
     test
@@ -504,6 +535,15 @@ mod tests {
         assert!(failure.contains("no such stage: formating"), "{failure}");
         assert!(failure.contains("formatting, ptx, clippy"), "{failure}");
         assert!(command(&["--everything"]).is_err());
+    }
+
+    #[test]
+    fn folders_are_those_of_stages() {
+        let known = |name: &str| super::STAGES.iter().any(|stage| stage.name == name);
+        for (stage, folder) in super::BUILT_FOR_ONE {
+            assert!(known(stage), "{folder}");
+        }
+        super::remove_built("formatting").unwrap();
     }
 
     #[test]
