@@ -14,7 +14,7 @@ mkdir -p "$out"
 "$nvcc" -arch="$arch" -std=c++17 -rdc=true -dc -I "$kernel/include" "$here/walk.cu" -o "$out/walk.o"
 "$nvcc" -arch="$arch" -dc "$kernel/ptx/nvme_gpu_device.ptx" -o "$out/nvme_gpu_device.o"
 "$nvcc" -arch="$arch" -dlink -cubin "$out/histogram.o" "$out/walk.o" "$out/nvme_gpu_device.o" -o "$out/histogram.cubin"
-"$nvcc" -std=c++17 -c -I "$kernel/include" -I "${header:-$kernel/../host-shell/capi/include}" "$here/main.cpp" -o "$out/main.o"
+"$nvcc" -std=c++17 -c -I "$kernel/include" -I "${header:-$kernel/../host-shell/bindings/c/include}" "$here/main.cpp" -o "$out/main.o"
 if [ -n "${NVME_GPU:-}" ]; then
     "$nvcc" "$out/main.o" -L "$NVME_GPU/lib" -lnvme_gpu -lcuda -Xlinker -rpath -Xlinker "$NVME_GPU/lib" -o "$out/histogram"
 fi

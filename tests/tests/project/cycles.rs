@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// The crates that are free of cycles.
 const CRATES: [&str; 14] = [
-    "host-shell/capi/src",
+    "host-shell/bindings/c/src",
     "host-shell/cuda/src",
     "host-shell/driver/src",
     "host-shell/bench/src",
@@ -20,7 +20,7 @@ const CRATES: [&str; 14] = [
     "host-shell/kv/src",
     "host-shell/store/src",
     "host-shell/ext4/src",
-    "host-shell/python/src",
+    "host-shell/bindings/python/src",
     "host-shell/tool/src",
     "nvme-core/src",
     "nvme-gpu-kernel/src",

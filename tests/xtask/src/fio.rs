@@ -1,4 +1,4 @@
-//! `cargo xtask fio PREFIX`: the engine for fio (host-shell/fio), over the C interface, which is installed there too.
+//! `cargo xtask fio PREFIX`: the engine for fio (host-shell/bindings/fio), over the C interface, which is installed there too.
 //!
 //! An engine is compiled with the headers of the fio that loads it: they come with Debian's source package, and are not
 //! in this repository, since their licence is the GPL.
@@ -25,7 +25,7 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
     let prefix = prefix.map_err(|error| Failure::new(format!("the prefix: {error}")))?;
     let lib = prefix.join("lib");
     let mut make = Command::new("make");
-    make.arg("-C").arg(root().join("host-shell/fio"));
+    make.arg("-C").arg(root().join("host-shell/bindings/fio"));
     make.arg(format!("FIO={}", source.display()));
     make.arg(format!("BUILD={}", lib.display()));
     check(make.env("PKG_CONFIG_PATH", lib.join("pkgconfig")))?;

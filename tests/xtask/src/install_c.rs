@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Libraries, each with the number of its interface: as in host-shell/capi/build.rs and compat/build.rs.
+/// Libraries, each with the number of its interface: as in build.rs of host-shell/bindings/c and of compat.
 const LIBRARIES: [(&str, u32); 2] = [("nvme_gpu", 1), ("nvme_gpu_compat", 0)];
 
 /// `install-c PREFIX [--built FOLDER]`: from FOLDER, or built here for release.
@@ -33,7 +33,7 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
 }
 
 fn install(prefix: &Path, built: &Path) -> Result<(), Failure> {
-    let capi = root().join("host-shell/capi");
+    let capi = root().join("host-shell/bindings/c");
     let kernel = root().join("nvme-gpu-kernel");
     let (include, lib) = (prefix.join("include"), prefix.join("lib"));
     let (pkgconfig, cmake) = (lib.join("pkgconfig"), lib.join("cmake/nvme_gpu"));
@@ -45,7 +45,7 @@ fn install(prefix: &Path, built: &Path) -> Result<(), Failure> {
         copy(&capi.join("include").join(header), &include.join(header))?;
     }
     let compat = "include/nvme_gpu_compat.h";
-    copy(&capi.join("compat").join(compat), &prefix.join(compat))?;
+    copy(&capi.join("../compat").join(compat), &prefix.join(compat))?;
     let device = "include/nvme_gpu_device.cuh";
     copy(&kernel.join(device), &prefix.join(device))?;
     copy(

@@ -45,7 +45,7 @@ const STAND_INS: [(&str, &[&str]); 2] = [
     ("libnvme_fake_cuda.so", &["libcuda.so.1", "libcuda.so"]),
     ("libnvme_fake_cufile.so", &["libcufile.so.0"]),
 ];
-const FOLDER: &str = "host-shell/python";
+const FOLDER: &str = "host-shell/bindings/python";
 
 /// `cargo xtask python --asan | --coverage`
 pub fn command(words: &[&str]) -> Result<(), Failure> {

@@ -44,7 +44,7 @@ impl Program {
 }
 
 /// The packages of the C interface, whose programs have a stage of their own.
-pub const OF_C: &str = "host-shell/capi";
+pub const OF_C: &str = "host-shell/bindings";
 
 /// Builds with `test`, a `cargo test`, and runs its programs but those in the folder [`OF_C`], and the examples of the
 /// documentation, each with `words`.

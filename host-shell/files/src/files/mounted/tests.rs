@@ -158,7 +158,7 @@ fn blocks_that_were_not_written_are_refused() {
     }
 }
 
-/// What a store reads of a file is looked at by host-shell/python/tests/test_mounted.py, which mounts an image.
+/// What a store reads of a file is looked at by host-shell/bindings/python/tests/test_mounted.py, which mounts an image.
 #[cfg(feature = "sim")]
 #[test]
 fn a_store_with_another_file_system_is_refused() {

@@ -326,10 +326,10 @@ mod tests {
 
     #[test]
     fn the_header_for_kernels_has_the_layout_of_the_library() {
-        let header = include_str!("../../../nvme-gpu-kernel/include/nvme_gpu_device.cuh");
+        let header = include_str!("../../../../nvme-gpu-kernel/include/nvme_gpu_device.cuh");
         let line = format!("#define NVME_GPU_DEVICE_LAYOUT {LAYOUT}\n");
         assert!(header.contains(&line), "{line}");
-        let ptx = include_str!("../../../nvme-gpu-kernel/ptx/nvme_gpu_device.ptx");
+        let ptx = include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_device.ptx");
         let carried = format!("nvme_gpu_device_layout[4] = {{{LAYOUT}}};");
         assert!(ptx.contains(&carried), "{carried}");
         let failure = check_layout("it", LAYOUT + 1).unwrap_err();

@@ -1,5 +1,5 @@
 """A child of fork(): every call on what its parent made is refused, nothing of it is closed or dropped, and it may make its
-own. The same in C and C++: host-shell/capi/tests/c/fork.c and fork.cpp."""
+own. The same in C and C++: host-shell/bindings/c/tests/c/fork.c and fork.cpp."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 import nvme_gpu
 from conftest import SIM_GPU, python, stand_in
 
-CORPUS = Path(__file__).parents[3] / "fuzz/corpus/ext4"
+CORPUS = Path(__file__).parents[4] / "fuzz/corpus/ext4"
 LAYERS, ROWS, WIDTH = 4, 24, 33
 MODEL = "/models/model.safetensors"
 

@@ -1,6 +1,6 @@
 /* nvme_gpu.h: reads and writes of NVMe drives and files, rows of tables by ids, gathers by a GPU.
  *
- * Made from host-shell/capi/src by `UPDATE_HEADER=1 cargo test -p nvme-gpu-capi --test header`, not by hand.
+ * Made from host-shell/bindings/c/src by `UPDATE_HEADER=1 cargo test -p nvme-gpu-capi --test header`, not by hand.
  * Guide: docs/guide/c.md.
  *
  * Errors: functions return 0 or a status: see nvme_gpu_status. nvme_gpu_last_error() and nvme_gpu_last_remedy() say

@@ -9,7 +9,7 @@ import pytest
 import nvme_gpu
 from nvme_gpu import lookup
 
-GOLDEN = pathlib.Path(__file__).parents[2] / "lookup/tests"
+GOLDEN = pathlib.Path(__file__).parents[3] / "lookup/tests"
 PLE = {
     "text_config": {
         "ple_layer_ids": [2, 5],

@@ -1,4 +1,4 @@
-//! fio with the engine of host-shell/fio, against the simulated drive, and over the stand-in of CUDA.
+//! fio with the engine of host-shell/bindings/fio, against the simulated drive, and over the stand-in of CUDA.
 
 use super::{Folder, built, folder, here, said};
 use std::path::{Path, PathBuf};
@@ -251,7 +251,7 @@ fn fio_ends_with_a_number_of_the_system_under_each_fault() {
 fn fio_runs_the_lines_of_the_guide() {
     let fio = Fio::new("fio-guide", "");
     let read = |page| std::fs::read_to_string(here(page)).unwrap();
-    let text = read("../../docs/guide/fio.md") + &read("../../README.md");
+    let text = read("../../../docs/guide/fio.md") + &read("../../../README.md");
     let text = text.replace("\\\n", "");
     let lines = text.lines().filter(|line| line.starts_with("fio "));
     let mut ran = 0;

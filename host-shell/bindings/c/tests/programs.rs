@@ -104,13 +104,13 @@ fn compile(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
         .arg("-I")
         .arg(here("include"))
         .arg("-I")
-        .arg(here("compat/include"))
+        .arg(here("../compat/include"))
         .arg("-I")
-        .arg(here("../../nvme-gpu-kernel/include"))
+        .arg(here("../../../nvme-gpu-kernel/include"))
         .arg("-I")
         .arg(here("tests/c/stand_in"))
         .arg("-I")
-        .arg(here("../../nvme-gpu-kernel/examples/cuda-histogram"))
+        .arg(here("../../../nvme-gpu-kernel/examples/cuda-histogram"))
         .arg(here("tests/c").join(source))
         .arg("-o")
         .arg(&program)
@@ -180,9 +180,9 @@ fn all(name: &str, flags: &[&str], before: &[&str]) {
     let rounds: &[&str] = if before.is_empty() { &[] } else { &["10"] };
     run(&folder, before, &program, rounds);
     // Programs that a CUDA C++ user starts from: the image is not executed, its kernels are the stand-in's own.
-    let example = here("../../nvme-gpu-kernel/examples/cuda-histogram/main.cpp");
+    let example = here("../../../nvme-gpu-kernel/examples/cuda-histogram/main.cpp");
     let program = compile(&folder, example.to_str().unwrap(), flags);
-    let device = here("../../nvme-gpu-kernel/ptx/nvme_gpu_device.ptx");
+    let device = here("../../../nvme-gpu-kernel/ptx/nvme_gpu_device.ptx");
     run(&folder, before, &program, &[device.to_str().unwrap()]);
     let program = compile(&folder, "device.c", flags);
     run(&folder, before, &program, &[device.to_str().unwrap()]);
@@ -203,7 +203,7 @@ fn seeds(folder: &Folder, flags: &[&str], before: &[&str]) {
     let program = compile(folder, "seeds.cpp", flags);
     run(folder, before, &program, &[file]);
     let example = |name: &str| {
-        let source = here("compat/examples").join(name);
+        let source = here("../compat/examples").join(name);
         compile(folder, source.to_str().unwrap(), flags)
     };
     let program = example("demo_gds.cpp");
@@ -331,14 +331,14 @@ fn installed(folder: &Folder) -> PathBuf {
         .arg(&prefix)
         .arg("--built")
         .arg(built("libnvme_gpu_capi.so").parent().unwrap());
-    let output = install.current_dir(here("../..")).output().unwrap();
+    let output = install.current_dir(here("../../..")).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     prefix
 }
 
 /// The blocks of the guide in a language, in order.
 fn guide(language: &str) -> Vec<String> {
-    let text = std::fs::read_to_string(here("../../docs/guide/c.md")).unwrap();
+    let text = std::fs::read_to_string(here("../../../docs/guide/c.md")).unwrap();
     let fence = format!("```{language}\n");
     let blocks = text.split(&fence).skip(1);
     blocks
@@ -421,7 +421,7 @@ fn the_programs_of_the_guide_run() {
     let folder = folder("guide");
     let (blocks, in_cpp) = (guide("c"), guide("cpp"));
     assert!(blocks.len() >= 4 && !in_cpp.is_empty(), "{}", blocks.len());
-    let readme = std::fs::read_to_string(here("../../README.md")).unwrap();
+    let readme = std::fs::read_to_string(here("../../../README.md")).unwrap();
     let of_readme = |fence: &str| {
         let rest = readme.split(fence).nth(1).unwrap();
         rest.split("```").next().unwrap().to_owned()
@@ -482,7 +482,7 @@ fn symbols_and_names_of_the_libraries_are_pinned() {
         (
             "libnvme_gpu_compat.so",
             "libnvme_gpu_compat.so.0",
-            "compat/symbols.txt",
+            "../compat/symbols.txt",
         ),
     ] {
         let library = built(library);

@@ -13,7 +13,7 @@ import pytest
 
 import nvme_gpu
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PAGES = [
     "README.md",
     "docs/guide/python.md",
@@ -21,7 +21,7 @@ PAGES = [
     "docs/guide/lookup.md",
     "docs/guide/compute-python.md",
     "docs/guide/models.md",
-    "host-shell/python/README.md",
+    "host-shell/bindings/python/README.md",
 ]
 
 
@@ -62,7 +62,7 @@ def test_a_block_of_a_page_runs(text, tmp_path, monkeypatch):
 def test_a_page_installs_what_its_blocks_import():
     """Before the block. numpy is installed with the package, which pyproject.toml says."""
     comes_along = {"nvme_gpu", "numpy", *sys.stdlib_module_names}
-    manifest = (ROOT / "host-shell/python/pyproject.toml").read_text()
+    manifest = (ROOT / "host-shell/bindings/python/pyproject.toml").read_text()
     assert re.search(r'^dependencies = \["numpy', manifest, re.M)
     for page in PAGES:
         path = ROOT / page
@@ -74,7 +74,7 @@ def test_a_page_installs_what_its_blocks_import():
             lines = re.findall(r"^ *(?:import|from) ([^\n]+)", block, re.M)
             names = {name.split(".")[0].split()[0] for line in lines for name in line.split(" import ")[0].split(", ")}
             installed = re.findall(r"pip install ([^\n`]+)", before)
-            assert any("host-shell/python" in one for one in installed), f"{page}: no line installs the package"
+            assert any("host-shell/bindings/python" in one for one in installed), f"{page}: no line installs the package"
             assert names - comes_along <= set(re.findall(r"[a-z_]+", " ".join(installed))), page
             before += part
 
