@@ -12,12 +12,13 @@ pub const TOOL: Program = ("nvme-gpu", "nvme-gpu");
 pub const IN_GUEST: Program = ("guest-tests", "guest-tests");
 pub const OF_NODE: Program = ("guest-tests", "node-tests");
 pub const STRESS: Program = ("nvme-stress", "nvme-stress");
+pub const AUDITOR: Program = ("nvme-auditor", "nvme-auditor");
 pub const SIMULATE: Program = ("nvme-simulate", "simulate");
 /// The stand-in of CUDA's driver: a library.
 pub const STAND_IN: &str = "nvme-fake-cuda";
 pub const STAND_IN_FILE: &str = "libnvme_fake_cuda.so";
 /// What the stages of `cargo xtask test` run.
-pub const ALL: [Program; 5] = [TOOL, IN_GUEST, OF_NODE, STRESS, SIMULATE];
+pub const ALL: [Program; 6] = [TOOL, IN_GUEST, OF_NODE, STRESS, AUDITOR, SIMULATE];
 
 /// Builds `programs` and the stand-in of CUDA, and returns the folder that they are in.
 pub fn build(programs: &[Program]) -> Result<PathBuf, Failure> {

@@ -327,6 +327,8 @@ fn installed(folder: &Folder) -> PathBuf {
     let prefix = folder.path("prefix");
     let mut install = Command::new(env!("CARGO"));
     install.args(["run", "--quiet", "--package", "xtask", "--", "install-c"]);
+    // With what `cargo xtask test` sets here xtask would be compiled a second time.
+    install.env_remove("CARGO_INCREMENTAL");
     install
         .arg(&prefix)
         .arg("--built")

@@ -1,14 +1,13 @@
 //! The protocol auditor over the trace of QEMU's controller.
 
 use super::apt::write;
-use chores::process::{Failure, cargo, check, output};
+use chores::process::{Failure, check, output, target_dir};
+use chores::release::AUDITOR;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn auditor() -> Command {
-    let mut auditor = cargo();
-    auditor.args(["run", "--quiet", "--package", "nvme-auditor", "--"]);
-    auditor
+    Command::new(target_dir().join("release").join(AUDITOR.1))
 }
 
 /// A file in `folder` with the events that the auditor reads, for QEMU's `-trace events=FILE`.
