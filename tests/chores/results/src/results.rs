@@ -22,12 +22,9 @@ const COLUMNS: [&str; 8] = [
 const HEAD: &str = "\
 # Results
 
-The last recorded run of each subject. `cargo xtask record SUBJECT -- COMMAND` adds a run to `runs.tsv`,
-`cargo xtask results` writes this page. A machine is named by its processor, the number of its cores and its GPU.
-
-The other `.tsv` files have the figures behind the pages, a row each (date, commit, machine, command, case, figure,
-unit; a dash for what was not recorded): benchmarks, compute, crossover, matmul, attention, linear, pipelines, tier3,
-decisions, hardware and seeded-faults. `cargo xtask results NAME` prints one. What a page no longer shows stays there.
+The last recorded run of each subject. `cargo xtask record SUBJECT -- COMMAND` adds a run with its machine and command
+to `runs.tsv`, `cargo xtask results` writes this page. The other `.tsv` files have the figures behind the pages, a row
+each, and keep what a page no longer shows: `cargo xtask results NAME` prints one.
 ";
 
 /// One recorded run: its fields in the order of [`COLUMNS`].
@@ -204,21 +201,18 @@ fn page(runs: &[Run]) -> String {
         }
     }
     let mut page = HEAD.to_string();
-    page +=
-        "\n| subject | last run | machine | command | outcome |\n| --- | --- | --- | --- | --- |\n";
+    page += "\n| subject | last run | outcome |\n| --- | --- | --- |\n";
     for subject in subjects {
         let Some(run) = runs.iter().rev().find(|run| run[0] == subject) else {
             continue;
         };
-        let [_, date, version, machine, command, seconds, exit, outcome] =
+        let [_, date, version, _, _, seconds, exit, outcome] =
             run.clone().map(|field| field.replace('|', "\\|"));
         let exit = match exit.as_str() {
             "0" => String::new(),
             exit => format!(", exit status {exit}"),
         };
-        page += &format!(
-            "| {subject} | {date}, {version}, {seconds} s{exit} | {machine} | `{command}` | {outcome} |\n"
-        );
+        page += &format!("| {subject} | {date}, {version}, {seconds} s{exit} | {outcome} |\n");
     }
     page
 }
@@ -246,7 +240,7 @@ mod tests {
         let runs = [run("b", "old"), run("a", "only"), run("b", "new")];
         let page = page(&runs);
         assert!(page.find("\n| b |").unwrap() < page.find("\n| a |").unwrap());
-        assert!(page.contains("| `x --y` | new |\n") && page.contains("only"));
+        assert!(page.contains("| new |\n") && page.contains("only"));
         assert!(!page.contains("old"));
     }
 
