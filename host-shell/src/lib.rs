@@ -1,5 +1,7 @@
 //! The host side of nvme-gpu: bring up an NVMe controller and move blocks, from ordinary threads.
 //!
+//! Only names belong here: each crate below has its own code, and new code goes there.
+//!
 //! - [`Store`]: bytes on a drive or in a file, at any offset, from any thread; [`Table`]: rows by ids.
 //! - [`LayerLoader`](loader::LayerLoader): layers of a model, read while others are used.
 //! - [`Manifest`]: the hashes of a file, by which layers are verified where they were loaded.

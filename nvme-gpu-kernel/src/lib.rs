@@ -1,5 +1,8 @@
 //! What a GPU adds to `nvme-core`: its groups and its clock, and kernels.
 //!
+//! Here belongs what a thread on a GPU needs to use a queue, and kernels that move rows. Kernels that compute are
+//! in `nvme-compute-kernel`; rings, slots and the gate are in `nvme-core`, for host and GPU.
+//!
 //! - [`QueueArray`]: queues as the host hands them to a kernel of yours; see docs/link-the-core.md.
 //! - `TableRows` (on the GPU only), [`rows`]: rows of a table by ids, read by any thread.
 //! - `RangeStream` (on the GPU only), [`ring`]: a range of bytes that a warp reads in pieces while it uses those that

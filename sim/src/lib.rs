@@ -1,5 +1,8 @@
 //! A software NVMe controller for any driver.
 //!
+//! Here belongs what a controller does, and how it fails on request. Code of the driver never comes in, and
+//! nothing of this crate goes into the driver: both sides share the wire types alone.
+//!
 //! A [`Controller`] is made from a [`Config`] (or its text form, [`config::parse`]) and the memory
 //! that it may reach. The driver writes registers and doorbells as it would on a BAR; the
 //! controller does its work in [`Controller::step`], or in the threads of a [`Runner`].

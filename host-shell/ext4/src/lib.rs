@@ -1,5 +1,8 @@
 //! Reads ext4 on a device that no kernel mounts: directories, files, links, and where a file's data lie.
 //!
+//! Here belongs the reading of ext4 structures. Partitions, stores and the tensors of files are in
+//! `nvme-files`; the crate knows of a device only that bytes can be read.
+//!
 //! Nothing is written, and everything that the device says is checked: a damaged file system, or one made to do harm,
 //! ends in an [`Ext4Error`] with the byte of the device. Checksums of metadata are verified where the file system has
 //! them.

@@ -1,5 +1,8 @@
 //! Search for nearest vectors in a graph whose nodes lie on a drive.
 //!
+//! Here belong the graph, its index on a store and the searches. The search of one query is in
+//! `nvme-compute-kernel`, since a kernel and the CPU run the same one.
+//!
 //! - [`build()`], [`NeighbourGraph`]: a graph of vectors as DiskANN has it (Vamana), made by threads of the CPU, and
 //!   its index on a store.
 //! - [`VectorIndex`]: an existing index: its part in memory, and searches by the CPU.

@@ -1,6 +1,9 @@
 //! Kernels that compute with weights in the formats in which files on NVMe store them: the steps of one token
 //! of a transformer.
 //!
+//! Here belong kernels that compute, and the same steps for the CPU. Queues, and rows that only move, are in
+//! `nvme-gpu-kernel`; what launches a kernel is in the crates of `host-shell`.
+//!
 //! Each kernel takes one argument of this crate by value. Addresses are device addresses, matrices are stored
 //! row by row, and every number other than weights is `f32`. Blocks have [`BLOCK_THREADS`] threads; any
 //! number of blocks is correct. `cargo xtask ptx` compiles them for the GPU; `nvme_compute`, `nvme_models`,

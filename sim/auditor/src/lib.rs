@@ -1,6 +1,9 @@
 //! A protocol auditor: an observer passes it every doorbell, command and completion, and it reports what
 //! violates the specification.
 //!
+//! Here belong rules that the wire shows. Time, registers and the meaning of data do not: no observer passes them
+//! on.
+//!
 //! It shares no logic with the driver or the simulator: it depends on `nvme-spec`, the wire
 //! types, alone, so a mistake of one side is no mistake of the auditor.
 //! It judges what is visible on the wire and keeps its own state of rings, phase tags, commands in

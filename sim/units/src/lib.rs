@@ -1,6 +1,8 @@
 //! Sizes, times and numbers as people type and read them: one grammar for the tool's options and for
 //! those of a simulated device.
 //!
+//! Here belongs text that a user types for more than one program. What a device's name means is with the device.
+//!
 //! - A number is decimal digits, or `0x` and hexadecimal digits. No sign, no fraction, no exponent.
 //! - A size is `0x` and a hexadecimal number of bytes, or decimal digits and a unit in any case:
 //!   none or `B` for bytes; `K M G T`, the same as `KiB MiB GiB TiB`, for powers of 1024; `kB MB GB

@@ -1,5 +1,8 @@
 //! A stand-in for the CUDA driver library, for tests of the host's side on machines without a GPU.
 //!
+//! Here belongs what the library calls of CUDA, with the rules that a real driver would enforce. It says nothing
+//! about speed, or about the order of memory on a GPU.
+//!
 //! GPU memory is host memory; a kernel is a host thread that drives the queues by the same core, as a group of one.
 //! Captures forbid what they forbid on a GPU (`captures.rs`).
 //!

@@ -1,4 +1,7 @@
 //! Checks of the driver that tests of this package and tests in guests share.
+//!
+//! Here belongs what needs a device and the library alone, so that it runs on any `--device`. What starts a
+//! machine is in `chores-guest`.
 
 pub mod contract;
 pub mod pattern;

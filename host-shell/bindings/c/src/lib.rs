@@ -1,5 +1,8 @@
 //! The C interface of nvme-gpu: `nvme_gpu.h` is made from these files.
 //!
+//! Here belongs what turns a call of C into one of the library, and nothing that another language would need,
+//! too. Names of other projects' sketches are in `nvme-gpu-compat`.
+//!
 //! Invariant: nothing that C passes in is trusted but the extent of its memory. Handles are numbers that are looked
 //! up, structures begin with their size, and a panic ends as [`status::NVME_GPU_ERROR_INTERNAL`].
 //!

@@ -1,5 +1,8 @@
 //! `nvme_gpu_compat.h`: reads and writes under the names of other projects' sketches, over the C interface.
 //!
+//! Here belong those names alone. Anything that they cannot be made of is missing in `nvme_gpu.h`, and is added
+//! there.
+//!
 //! - [`device`]: stores by path, and the one that `NVME_GPU_DEVICE` names.
 //! - [`gds`], [`spdk`], [`dictionary`], [`layers`]: the functions; [`ahead`]: layers that are read
 //!   before they are asked for.

@@ -1,6 +1,9 @@
 //! The Python extension module `nvme_gpu._native`. Users call the package `nvme_gpu` in `python/`; this module
 //! has the parts that need addresses, threads and the library.
 //!
+//! Here belongs what Python alone needs: memory of its objects, threads that wait without the interpreter,
+//! exceptions. What reads a drive is in the library.
+//!
 //! - `view`: memory of the caller, kept alive; `array`: memory of ours.
 //! - `store`, `table`: bytes and rows; `operation`, `flight`: transfers by threads and by a GPU; `left`: those whose
 //!   buffers are kept because their owner went away before they ended.

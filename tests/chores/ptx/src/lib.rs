@@ -1,5 +1,8 @@
 //! The GPU kernels: rustc's NVPTX back end, then checks on the PTX, then NVIDIA's assembler.
 //!
+//! Here belong the build, the rules for its output and the tables of `nvme-gpu-kernel/ptx`. What a kernel
+//! computes is tested on the host and by `gpu-test`.
+//!
 //! The back end is only reachable through unstable switches, so the one command that builds for the
 //! GPU runs with `RUSTC_BOOTSTRAP=1` on whichever compiler has (sources of) a core library for it.
 
