@@ -9,6 +9,7 @@ mod boots;
 mod cpio;
 mod dmar;
 mod headers;
+mod image;
 mod kernel;
 mod machine;
 mod programs;

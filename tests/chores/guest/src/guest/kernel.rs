@@ -25,7 +25,7 @@ impl Kernel {
     /// The kernel of the tree.
     pub fn of_debian(tree: &Tree) -> Result<Self, Failure> {
         Ok(Self {
-            image: tree.kernel()?,
+            image: tree.unpacked_kernel()?,
             build: KernelHeaders::prepare(tree)?.build(),
             modules: None,
         })
