@@ -6,7 +6,7 @@
 
 use chores::process::{Failure, check, root};
 use chores::report::Counts;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -74,7 +74,7 @@ fn run(only: &[&str]) -> Result<Counts, Failure> {
     let lanes: Vec<Lane> = (0..LANES.min(chosen.len())).map(Lane::new).collect();
     prepare(&lanes, &chosen)?;
     println!("ready after {:.0} s", began.elapsed().as_secs_f64());
-    let next = Mutex::new(chosen.iter());
+    let next = Mutex::new(by_program(&chosen).into_iter());
     let verdicts = Mutex::new(Vec::new());
     let troubles = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -83,11 +83,13 @@ fn run(only: &[&str]) -> Result<Counts, Failure> {
             scope.spawn(move || {
                 let work = || -> Result<(), Failure> {
                     loop {
-                        let one = next.lock().expect("no panic").next();
-                        let Some(one) = one else { return Ok(()) };
-                        let verdict = lane.judge(one)?;
-                        println!("{}", verdict.line);
-                        verdicts.lock().expect("no panic").push(verdict);
+                        let group = next.lock().expect("no panic").next();
+                        let Some(group) = group else { return Ok(()) };
+                        for one in group {
+                            let verdict = lane.judge(one)?;
+                            println!("{}", verdict.line);
+                            verdicts.lock().expect("no panic").push(verdict);
+                        }
                     }
                 };
                 if let Err(failure) = work() {
@@ -115,6 +117,23 @@ fn run(only: &[&str]) -> Result<Counts, Failure> {
         });
     }
     Ok(counts)
+}
+
+/// Groups the patches by the program of their test, the longest group first: a lane takes a group, so that one lane
+/// alone compiles the program. In a group those of a file follow each other: a file that loses one patch is compiled
+/// with the next.
+fn by_program(chosen: &[Planted]) -> Vec<Vec<&Planted>> {
+    let mut groups = BTreeMap::<_, Vec<&Planted>>::new();
+    for one in chosen {
+        let program = (&one.test.package, &one.test.target);
+        groups.entry(program).or_default().push(one);
+    }
+    let mut groups: Vec<_> = groups.into_values().collect();
+    groups.sort_by_key(|group| std::cmp::Reverse(group.len()));
+    for group in &mut groups {
+        group.sort_by(|a, b| (&a.files, &a.path).cmp(&(&b.files, &b.path)));
+    }
+    groups
 }
 
 /// Copies the tree into each lane. What the tests depend on is compiled once, in the first lane.
@@ -445,4 +464,30 @@ fn why_not(output: &str) -> String {
         .iter()
         .find_map(|word| output.lines().find(|line| line.contains(word)));
     line.unwrap_or("it ended without a result").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{by_program, patches};
+
+    #[test]
+    fn each_patch_is_judged_once_and_a_program_by_one_lane() {
+        let all = patches().unwrap();
+        let groups = by_program(&all);
+        assert_eq!(groups.iter().map(Vec::len).sum::<usize>(), all.len());
+        let mut programs: Vec<_> = groups
+            .iter()
+            .map(|group| {
+                let test = &group[0].test;
+                let is_of = |one: &&super::Planted| {
+                    (&one.test.package, &one.test.target) == (&test.package, &test.target)
+                };
+                assert!(group.iter().all(is_of));
+                (test.package.clone(), test.target.clone())
+            })
+            .collect();
+        programs.sort();
+        programs.dedup();
+        assert_eq!(programs.len(), groups.len());
+    }
 }
