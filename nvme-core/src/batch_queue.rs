@@ -24,7 +24,9 @@ use crate::sync::{AtomicU32, Order, Scope, fence};
 /// Bit of a member's word: its command has ended, with the status in the bits below.
 const ENDED: u32 = 1 << 16;
 
-/// A word for each member of a group: the slot word of its command in flight, and later the command's status.
+/// A word for each member of a group: the slot word of its command in flight, and later the
+/// command's status. It lies in the group's own memory, so that no load of the queue's state delays
+/// the copy.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchEnds<'e>(pub &'e [AtomicU32]);
 
@@ -48,7 +50,8 @@ impl BatchEnds<'_> {
         }))
     }
 
-    /// Returns the status that ended the command of `member`; `None` for one that did not end, or was not submitted.
+    /// Returns the status that ended the command of `member`; `None` for one that did not end, or
+    /// was not submitted. In both cases nothing is known of the command's data.
     #[inline(always)]
     pub fn status(&self, member: u32) -> Option<Status> {
         let word = self.0.get(member as usize)?;

@@ -66,7 +66,8 @@ impl<'a> BatchRecord<'a> {
         was & OPENED == 0
     }
 
-    /// Publishes the batch at `station`, which this group has submitted by the queue there. The group has left the gate.
+    /// Publishes the batch at `station`, which this group has submitted by the queue there. The
+    /// group has left the gate. So a recovery waits for no one between the two launches.
     #[inline(always)]
     pub fn publish(&self, batch: BegunBatch, deadline_ns: u64) {
         // One by one: an array would be a stack in the kernel.

@@ -341,8 +341,8 @@ impl<'a> BringupMachine<'a> {
     }
 }
 
-/// Clears CC.EN and any shutdown request. The other fields keep their values, since they may not change while
-/// RDY is 1.
+/// Clears CC.EN and any shutdown request. The other fields keep their values, since they may not
+/// change while RDY is 1. A shutdown request that stayed set would hold again at the next enable.
 fn clear_enable(registers: &dyn RegisterAccess, mut cc: Cc) {
     if cc.en() {
         cc.set_en(false);

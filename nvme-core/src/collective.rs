@@ -66,8 +66,8 @@ pub struct CollectiveQueue<'a, G> {
     /// - in_flight`.
     free_head: u32,
     in_flight: u32,
-    /// Entry of the free ring that this member takes if all members take one; valid while `read_ahead` is
-    /// true.
+    /// Entry of the free ring that this member takes if all members take one; valid while
+    /// `read_ahead` is true. It is loaded early, so that the claim does not wait for device memory.
     ahead: u32,
     read_ahead: bool,
     sq_doorbells: u32,
@@ -98,8 +98,9 @@ impl<'a, G: ThreadGroup> CollectiveQueue<'a, G> {
             memory,
             state,
             tail,
-            // Entries between `rung` and `tail` are fenced again: a fence of an earlier kernel, by another
-            // thread, need not cover this thread's doorbell.
+            // Entries between `rung` and `tail` are fenced again: a fence of an earlier kernel, by
+            // another thread, need not cover this thread's doorbell. Without it the controller
+            // could fetch entries that are not yet visible to it.
             published: rung,
             rung,
             head,
@@ -257,8 +258,9 @@ impl<'a, G: ThreadGroup> CollectiveQueue<'a, G> {
     /// Returns the entry of the free ring for a member with `before` takers of lower rank.
     #[inline(always)]
     fn free_slot(&self, before: u32) -> u32 {
-        // The read-ahead entry is that of the member's rank. With fewer takers the member's index is lower,
-        // and that entry belongs to another member.
+        // The read-ahead entry is that of the member's rank. With fewer takers the member's index
+        // is lower, and that entry belongs to another member. Such a member loads its own entry
+        // instead.
         if self.read_ahead && before == self.group.rank() {
             return self.ahead;
         }
@@ -365,8 +367,9 @@ impl<'a, G: ThreadGroup> CollectiveQueue<'a, G> {
             if slot < state.slots() {
                 let word = SlotWord(state.slot(slot).load(Order::Relaxed, Scope::Cta));
                 let deadline = state.deadline(slot).load(Order::Relaxed, Scope::Cta);
-                // The difference wraps, so the comparison stays right when the 32-bit clock of ticks
-                // overflows between the submission and this call.
+                // The difference wraps, so the comparison stays right when the 32-bit clock of
+                // ticks overflows between the submission and this call. A plain comparison would
+                // expire every command at the wrap.
                 let passed = deadline != NEVER && now.wrapping_sub(deadline) as i32 >= 0;
                 expired = word.pending() && !word.expired() && passed;
                 if expired {

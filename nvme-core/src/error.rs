@@ -38,7 +38,8 @@ pub enum SubmitError {
     Closed,
     /// The data pointer could not be built.
     Map(PointerError),
-    /// The result cell is past the end, or still belongs to a command. Use another, or wait for that command.
+    /// The result cell is past the end, or still belongs to a command. Use another, or wait for
+    /// that command. Two commands that share a cell would overwrite each other's result.
     CellBusy,
     /// A kernel's queue takes no commands: the controller violated the protocol, which the queue's `fault`
     /// names, or the queue was closed for its deletion. Reset or delete, and recover the queue.
@@ -86,8 +87,9 @@ impl fmt::Display for WaitError {
 
 impl core::error::Error for WaitError {}
 
-/// A completion that no working controller posts. The remedy is always a controller reset; the entry was
-/// consumed and changed nothing.
+/// A completion that no working controller posts. The remedy is always a controller reset; the
+/// entry was consumed and changed nothing. Until that reset the queue takes no command, because
+/// nothing it says can be believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControllerFault {
     /// The CID names no command that the controller can have: it was never published, or has completed

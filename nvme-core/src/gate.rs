@@ -37,19 +37,20 @@ const ONE_EPOCH: u32 = STATES + 1;
 
 const STATE: usize = 0;
 const TROUBLE: usize = 16;
-/// The first station's word, 64 bytes after the trouble word, so that the host's stores and the groups' do
-/// not share a line.
+/// The first station's word, 64 bytes after the trouble word, so that the host's stores and the
+/// groups' do not share a line. A shared line would go back and forth over the bus with each look.
 const STATIONS: usize = 32;
-/// Words from one station to the next: blocks that store to one line of host memory wait for each other.
+/// Words from one station to the next: blocks that store to one line of host memory wait for each
+/// other. Models have no cache lines and keep the words side by side.
 const STRIDE: usize = if cfg!(loom) { 1 } else { 32 };
 
 /// Station word: no group is inside.
 const AWAY: u32 = 0;
 const INSIDE: u32 = 1;
-/// Station word: the group has left, but a command that it sent has not ended, so its buffer is not free.
+/// Station word: the group has left, but a command that it sent has not ended, so its buffer is not
+/// free. The host takes it back once the controller was reset (`take_lost`).
 const LOST: u32 = 2;
 
-/// Returns the index of the word of `station`.
 #[inline(always)]
 const fn word_of(station: u32) -> usize {
     STATIONS + station as usize * STRIDE
@@ -164,7 +165,6 @@ impl<'a> AdmissionGate<'a> {
         self.epoch().map(|_| ())
     }
 
-    /// Returns the epoch of an open gate.
     #[inline(always)]
     fn epoch(&self) -> Result<GateEpoch, GateRefusal> {
         let state = self.load(STATE);
@@ -261,8 +261,9 @@ const GROUPS: u32 = 0xFF;
 /// station orders them.
 #[derive(Clone, Copy, Debug)]
 pub struct GateReference<'a> {
-    /// Word of the station, zeroed before its first use, and by the host when it takes the station as
-    /// [lost](AdmissionGate::take_lost).
+    /// Word of the station, zeroed before its first use, and by the host when it takes the station
+    /// as [lost](AdmissionGate::take_lost). A word that is not zero before its first use would look
+    /// like a group inside.
     pub word: &'a AtomicU32,
     /// Gate to pass.
     pub gate: AdmissionGate<'a>,
@@ -290,8 +291,9 @@ impl GateReference<'_> {
         passed
     }
 
-    /// Leaves for `groups` groups, which have passed and touch nothing after this call; `lost` says that a
-    /// command of theirs has not ended.
+    /// Leaves for `groups` groups, which have passed and touch nothing after this call; `lost` says
+    /// that a command of theirs has not ended. A recovery then waits with their buffers until the
+    /// controller was reset.
     #[inline(always)]
     pub fn leave(&self, groups: u32, lost: bool) {
         let lost = if lost { GROUPS + 1 } else { 0 };

@@ -75,7 +75,8 @@ pub trait ThreadGroup {
     }
 
     /// Returns the value of the member whose rank differs in the bits of `mask` (1 to 7). Only if
-    /// [`tiles`](Self::tiles) is true.
+    /// [`tiles`](Self::tiles) is true. The tile's lanes call it together, as with every exchange
+    /// between lanes.
     #[inline(always)]
     fn swap(&self, value: u64, _mask: u32) -> u64 {
         value

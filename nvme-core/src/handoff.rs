@@ -70,8 +70,9 @@ impl QueueWords {
         let lists = slots as usize * self.list_words as usize;
         let words = crate::queue_state::words(entries);
         let at = |address: u64| address as usize as *mut u8;
-        // SAFETY: the caller of `attach` vouches that `sq` names `entries` entries, aligned, for `'a`, used
-        // through atomics alone; `entries` was checked above.
+        // SAFETY: the caller of `attach` vouches that `sq` names `entries` entries, aligned, for
+        // `'a`, used through atomics alone; `entries` was checked above. A device may change the
+        // entries meanwhile, which atomics allow.
         let sq = unsafe { SqRing::from_raw(at(self.sq), entries, Iova(0)) };
         // SAFETY: the same promise of the caller, for the completion ring.
         let cq = unsafe { CqRing::from_raw(at(self.cq), entries, Iova(0)) };
@@ -84,8 +85,9 @@ impl QueueWords {
         let sq_doorbell = unsafe { DoorbellRegister::from_raw(at(self.sq_doorbell).cast()) };
         // SAFETY: the same promise of the caller, for the head doorbell.
         let cq_doorbell = unsafe { DoorbellRegister::from_raw(at(self.cq_doorbell).cast()) };
-        // SAFETY: the caller vouches for `words(entries)` words of state for `'a`, used through atomics
-        // alone; AtomicU32 has the layout of u32.
+        // SAFETY: the caller vouches for `words(entries)` words of state for `'a`, used through
+        // atomics alone; AtomicU32 has the layout of u32. Other threads of the kernel share these
+        // words, which atomics allow.
         let state =
             unsafe { core::slice::from_raw_parts(at(self.state).cast::<AtomicU32>(), words) };
         let memory = QueueMemory {

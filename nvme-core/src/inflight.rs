@@ -11,7 +11,8 @@ use crate::spec::Cid;
 use core::marker::PhantomData;
 
 /// Limit of the commands in flight on one queue. Slot 4095 is never used, so CID FFFFh, which the
-/// specification reserves, never occurs.
+/// specification reserves, never occurs. A host or kernel that takes FFFFh for "none" therefore
+/// never meets a command.
 pub const MAX_IN_FLIGHT: u32 = 4095;
 
 const SLOT_BITS: u32 = 12;

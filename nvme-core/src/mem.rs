@@ -69,8 +69,9 @@ impl<'a> SqRing<'a> {
     /// `start` is 64-byte aligned and valid for reads and writes of `entries` * 64 bytes for all of
     /// `'a`; nothing on this side accesses that memory other than through atomics.
     pub unsafe fn from_raw(start: *mut u8, entries: u32, iova: Iova) -> Self {
-        // SAFETY: the caller vouches for the range and for access through atomics alone; the cells are
-        // atomics, so a device may change them.
+        // SAFETY: the caller vouches for the range and for access through atomics alone; the cells
+        // are atomics, so a device may change them. A plain reference would be undefined behaviour
+        // at the first such change.
         let cells =
             unsafe { core::slice::from_raw_parts(start.cast::<SqCell>(), entries as usize) };
         Self::new(cells, iova)
@@ -94,8 +95,9 @@ impl<'a> SqRing<'a> {
             return;
         };
         let words = sqe.to_words();
-        // Indexed rather than zipped: the GPU's compiler unrolls this form and keeps the words in registers
-        // instead of on a stack.
+        // Indexed rather than zipped: the GPU's compiler unrolls this form and keeps the words in
+        // registers instead of on a stack. A stack would cost every thread of a kernel local
+        // memory.
         for (index, to) in cell.0.iter().enumerate() {
             to.store(words[index], Order::Relaxed, Scope::Sys);
         }
@@ -107,7 +109,8 @@ impl<'a> SqRing<'a> {
     pub fn write_word(&self, index: u32, word: u32, value: u64) {
         let last = (self.cells.len() - 1) as u32;
         // SAFETY: the mask is the length minus one, so the masked index is below the length; every
-        // constructor refuses an empty ring.
+        // constructor refuses an empty ring. A checked index would keep a panic path in every
+        // kernel.
         let cell = unsafe { self.cells.get_unchecked((index & last) as usize) };
         if let Some(to) = cell.0.get(word as usize) {
             to.store(value, Order::Relaxed, Scope::Sys);
@@ -138,8 +141,9 @@ impl<'a> CqRing<'a> {
     /// `start` is 16-byte aligned and valid for reads and writes of `entries` * 16 bytes for all of
     /// `'a`; nothing on this side accesses that memory other than through atomics.
     pub unsafe fn from_raw(start: *mut u8, entries: u32, iova: Iova) -> Self {
-        // SAFETY: the caller vouches for the range and for access through atomics alone; the cells are
-        // atomics, so a device may change them.
+        // SAFETY: the caller vouches for the range and for access through atomics alone; the cells
+        // are atomics, so a device may change them. A plain reference would be undefined behaviour
+        // at the first such change.
         let cells =
             unsafe { core::slice::from_raw_parts(start.cast::<CqCell>(), entries as usize) };
         Self::new(cells, iova)
@@ -188,7 +192,8 @@ impl<'a> CqRing<'a> {
     fn cell(&self, index: u32) -> &'a CqCell {
         let last = (self.cells.len() - 1) as u32;
         // SAFETY: the mask is the length minus one, so the masked index is below the length; every
-        // constructor refuses an empty ring.
+        // constructor refuses an empty ring. A checked index would keep a panic path in every
+        // kernel.
         unsafe { self.cells.get_unchecked((index & last) as usize) }
     }
 
@@ -223,8 +228,9 @@ impl<'a> DoorbellRegister<'a> {
     /// # Safety
     /// `register` is 4-byte aligned and stays mapped, writable and a doorbell of this queue for `'a`.
     pub unsafe fn from_raw(register: *mut u32) -> Self {
-        // SAFETY: the caller vouches for the pointer for `'a`; AtomicU32 has the layout of u32, and only
-        // `store_mmio` touches it.
+        // SAFETY: the caller vouches for the pointer for `'a`; AtomicU32 has the layout of u32, and
+        // only `store_mmio` touches it. No plain reference to the register exists, which the
+        // compiler could read ahead of time.
         Self(unsafe { &*register.cast::<AtomicU32>() })
     }
 
@@ -263,8 +269,9 @@ impl<'a> DmaWords<'a> {
     /// `start` is 8-byte aligned and valid for reads and writes of `words` * 8 bytes for all of `'a`;
     /// nothing on this side accesses that memory other than through atomics.
     pub unsafe fn from_raw(start: *mut u8, words: usize, iova: Iova) -> Self {
-        // SAFETY: the caller vouches for the range and for access through atomics alone; AtomicU64 has the
-        // layout of u64.
+        // SAFETY: the caller vouches for the range and for access through atomics alone; AtomicU64
+        // has the layout of u64. The controller may change the words at any time, which atomics
+        // allow.
         Self::new(
             unsafe { core::slice::from_raw_parts(start.cast::<AtomicU64>(), words) },
             iova,
@@ -336,8 +343,9 @@ impl<'a> DmaWords<'a> {
     }
 }
 
-/// A power-of-two number of words, indexed modulo that number, so that no index needs a check, which a kernel
-/// would pay for.
+/// A power-of-two number of words, indexed modulo that number, so that no index needs a check,
+/// which a kernel would pay for. The mask takes the place of the check: every masked index is
+/// inside.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CyclicWords<'a> {
     words: &'a [AtomicU32],

@@ -36,8 +36,8 @@ pub(crate) const fn list_words_from_page(page: PageSize, len: u64) -> usize {
     if entries <= per_page {
         return entries as usize;
     }
-    // A full list page ends with a chain pointer unless it is the last page, so each such page holds one
-    // entry less.
+    // A full list page ends with a chain pointer unless it is the last page, so each such page
+    // holds one entry less. A list that counted it as an address would be one entry too short.
     let chained = (entries - 2) / (per_page - 1);
     (entries + chained) as usize
 }
@@ -80,7 +80,8 @@ fn answer((prps, error): (PrpPair, Option<PointerError>)) -> Result<PrpPair, Poi
 // that a `Result` leaves undefined on one path stays allocated for as long as a kernel's loop runs.
 
 const NONE: PrpPair = PrpPair { prp1: 0, prp2: 0 };
-/// The mark of a page that the table does not have. No page has this address, since it is not aligned.
+/// The mark of a page that the table does not have. No page has this address, since it is not
+/// aligned. So the mark cannot be taken for a page, whatever the caller's table holds.
 const NO_PAGE: u64 = u64::MAX;
 
 /// Maps as [`map`] does; with an error the pointers are meaningless.
@@ -181,12 +182,14 @@ fn fill_list(
         return Some(PointerError::Misaligned);
     }
     // A list may start in the middle of a page; it still ends, or chains, at the page's end.
+    // Counting from the page's start would write past it.
     let mut left_in_page = (page.bytes() - page.offset_of(list.iova())) / 8;
     let mut word = 0;
     let mut index = 0;
     while index < entries {
-        // The last entry of a page is a pointer only if more than one entry remains: exactly one fits into
-        // the place itself.
+        // The last entry of a page is a pointer only if more than one entry remains: exactly one
+        // fits into the place itself. A pointer there would send the controller to a list page that
+        // does not exist.
         let chains = left_in_page == 1 && index + 1 < entries;
         // A chain pointer is the address of the next word of the list, which begins the next page, since the
         // list is contiguous for the controller.

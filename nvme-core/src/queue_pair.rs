@@ -153,15 +153,16 @@ impl<'a> ListMemory<'a> {
             (_, true) => per_page,
             _ => 1,
         };
-        // Shares that never straddle a page without need add no chain pointer; any other share may need one
-        // more word.
+        // Shares that never straddle a page without need add no chain pointer; any other share may
+        // need one more word. The worst case is assumed, so that a list never ends outside its
+        // share.
         let is_placed = self.words.iova().0.is_multiple_of(unit.max(1) as u64 * 8) && unit > 1;
         let words = match is_placed {
             true => share,
             false => share.saturating_sub(1),
         };
-        // A full list page ends with a chain pointer unless it is the last page, so each such page holds one
-        // entry less.
+        // A full list page ends with a chain pointer unless it is the last page, so each such page
+        // holds one entry less. The last word of a last page that is full stays an address.
         let chained = words.saturating_sub(1) / per_page;
         // A transfer of a page needs no list, whatever its offset.
         ((words - chained).max(1) as u64) << self.page.shift()
@@ -287,8 +288,9 @@ pub struct QueuePair<'a, B, S = &'a mut [CommandSlot<B>]> {
 }
 
 impl<'a, B, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>> QueuePair<'a, B, S> {
-    /// Makes an empty pair of the controller that `identity` names. The completion ring is zeroed here:
-    /// create the queue on the controller afterwards.
+    /// Makes an empty pair of the controller that `identity` names. The completion ring is zeroed
+    /// here: create the queue on the controller afterwards. An old entry with the phase tag of the
+    /// first pass would be taken for a completion.
     pub fn new(identity: &ControllerIdentity, qid: Qid, memory: QueueMemory<'a>, slots: S) -> Self {
         let slot_count = slots.as_ref().len() as u32;
         let smaller = memory.sq.entries().min(memory.cq.entries()) - 1;
@@ -482,7 +484,8 @@ impl<'a, B, S: AsMut<[CommandSlot<B>]> + AsRef<[CommandSlot<B>]>> QueuePair<'a, 
     }
 
     /// Returns a lower bound of the deadlines of all commands that are not expired; before it
-    /// [`expire`](Self::expire) returns nothing.
+    /// [`expire`](Self::expire) returns nothing. A caller that waits may sleep until then, and need
+    /// not look at every command.
     #[inline]
     pub fn earliest_deadline_ns(&self) -> u64 {
         self.inflight.earliest_ns()

@@ -149,15 +149,16 @@ impl<'a> QueueState<'a> {
             let free = ((1u64 << bits) - 1) as u32;
             self.at(FREE + word).store(free, Order::Relaxed, Scope::Sys);
         }
-        // Sequence numbers are set so that no entry looks published, and slots are freed but keep their
-        // generation: see the two notes below.
+        // Sequence numbers are set so that no entry looks published, and slots are freed but keep
+        // their generation: see the two notes below. A sequence number of an earlier use could ring
+        // for an entry that nobody wrote.
         for index in 0..=self.mask {
             // No first ticket of this entry expects this sequence number.
             let never = start.wrapping_add(index).wrapping_sub(self.mask);
             self.array(SEQUENCES, index)
                 .store(never, Order::Relaxed, Scope::Sys);
-            // The generations continue: a late completion of an earlier command would otherwise carry the CID
-            // of a new one.
+            // The generations continue: a late completion of an earlier command would otherwise
+            // carry the CID of a new one. The new command would then end with the old one's status.
             let old = self.slot(index).load(Order::Relaxed, Scope::Sys);
             let kept = SlotWord(old).unused();
             self.slot(index).store(kept.0, Order::Relaxed, Scope::Sys);
@@ -269,8 +270,9 @@ impl<'a> QueueState<'a> {
         self.fault_word().load(Order::Relaxed, Scope::Gpu)
     }
 
-    /// Returns the number of commands that were submitted and have not ended. Exact only while no thread uses
-    /// the queue.
+    /// Returns the number of commands that were submitted and have not ended. Exact only while no
+    /// thread uses the queue. Otherwise a command may be counted that ends meanwhile, or missed
+    /// while it begins.
     pub fn in_flight(&self) -> u32 {
         self.cids().count() as u32
     }
@@ -310,7 +312,6 @@ mod tests {
         QueueState::new(all, Qid(1), entries, slots).expect("a possible queue")
     }
 
-    /// Returns the index in `all` of a word.
     fn index_of(all: &[AtomicU32], word: &AtomicU32) -> usize {
         all.iter()
             .position(|one| core::ptr::eq(one, word))
@@ -344,8 +345,9 @@ mod tests {
         }
     }
 
-    /// Fields that different threads poll or change are in different lines of memory, so that they do not
-    /// take the line from each other.
+    /// Fields that different threads poll or change are in different lines of memory, so that they
+    /// do not take the line from each other. A poll of one thread would slow every submission of
+    /// the others.
     #[test]
     fn words_of_different_threads_lie_in_lines_of_their_own() {
         let all = zeroed(64);

@@ -46,8 +46,9 @@ impl ControllerIdentity {
         self.enabled.happens();
     }
 
-    /// Makes the proof that the controller answered CC.EN = 0 with CSTS.RDY = 0. The caller does not enable
-    /// the controller before this returns.
+    /// Makes the proof that the controller answered CC.EN = 0 with CSTS.RDY = 0. The caller does
+    /// not enable the controller before this returns. Otherwise the proof would end commands whose
+    /// buffers the controller may touch again.
     pub(crate) fn quiesced(&self) -> Quiesced<'_> {
         Quiesced(QuiescedExtent::Controller {
             identity: self,

@@ -48,8 +48,8 @@ impl<'a> RegisterBlock<'a> {
     /// `bar0` is 8-byte aligned and valid for volatile reads and writes of `bytes` bytes for `'a`. A
     /// controller is brought up and shut down through one block alone, which is its identity.
     pub unsafe fn from_raw(bar0: *mut u8, bytes: usize) -> Self {
-        // SAFETY: the caller vouches for the range for `'a`; RW<u32> is an UnsafeCell of u32, so a device may
-        // change it.
+        // SAFETY: the caller vouches for the range for `'a`; RW<u32> is an UnsafeCell of u32, so a
+        // device may change it. References to plain words would let the compiler keep an old value.
         let words = unsafe { core::slice::from_raw_parts(bar0.cast::<RW<u32>>(), bytes / 4) };
         Self {
             words,
@@ -76,8 +76,9 @@ impl RegisterAccess for RegisterBlock<'_> {
 
     fn write32(&self, offset: u32, value: u32) {
         if let Some(word) = self.words.get(offset as usize / 4) {
-            // SAFETY: the caller of `from_raw` vouched that writes of this range are allowed; a register
-            // write changes no memory that Rust knows of.
+            // SAFETY: the caller of `from_raw` vouched that writes of this range are allowed; a
+            // register write changes no memory that Rust knows of. What the controller does with it
+            // reaches only memory that is seen as atomics.
             unsafe { word.write(value) };
         }
     }

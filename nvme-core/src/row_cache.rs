@@ -25,9 +25,11 @@ pub const WAYS: usize = if cfg!(loom) { 2 } else { 16 };
 const BUSY: u32 = 1;
 /// The line was read since the clock passed.
 const RECENT: u32 = 2;
-/// Unit of the count of readers. A reader that is about to find that the line holds another row counts, too.
+/// Unit of the count of readers. A reader that is about to find that the line holds another row
+/// counts, too. So a line is never replaced under a reader that may still copy from it.
 const READER: u32 = 4;
-/// Mask of the count of readers: at most 4,095 groups use a cache at once, and each pins a line once.
+/// Mask of the count of readers: at most 4,095 groups use a cache at once, and each pins a line
+/// once. So the count cannot overflow into the bits beside it.
 const READERS: u32 = 0xFFF * READER;
 /// Position of some bits of the row's hash, which tell most other rows apart without a load of `id`; 0 for a
 /// line that is empty or busy.
@@ -275,8 +277,9 @@ impl<'a> RowCache<'a> {
         let ways = self.look(spot, epoch);
         let mut may = ways.may;
         while may != 0 {
-            // The line may be replaced right after this look; then the row is read from the drive once more,
-            // which is only slower.
+            // The line may be replaced right after this look; then the row is read from the drive
+            // once more, which is only slower. No pin is taken, since nothing is copied from the
+            // line here.
             if self.holds(spot.first + may.trailing_zeros(), id, epoch) {
                 return None;
             }

@@ -79,7 +79,8 @@ pub fn map(segments: &[SglSegment], list: DmaWords<'_>) -> Result<[u64; 2], Poin
         rest = &rest[here..];
         if !rest.is_empty() {
             // The next segment begins right after this descriptor, which has two words; the list is
-            // contiguous for the controller.
+            // contiguous for the controller. A wrong address here would make the controller read
+            // other memory as descriptors.
             let next = list.iova().offset((word as u64 + 2) * 8);
             put(list, &mut word, link(rest.len(), next))?;
         }

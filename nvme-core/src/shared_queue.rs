@@ -29,7 +29,7 @@ pub use wait::WaitNeed;
 // Layout of a result cell: the CID of its command above this bit, and dword 0 below it.
 const CID_SHIFT: u32 = 32;
 /// The phase tag's bit, set in a cell once its command completed; the status is above it, as in the
-/// completion.
+/// completion. A cell is one word, so that status and end cannot be seen apart.
 const DONE: u64 = 1 << 48;
 /// Bits of a cell without `DONE`: in flight; aborted; aborted by the queue's deletion.
 const PENDING: u64 = 1 << 63;
@@ -296,8 +296,9 @@ impl<'a> SharedQueue<'a> {
 
     #[inline(always)]
     fn free(&self, slot: u32) {
-        // Release: pairs with the acquire of the next claim of the slot; its word and lists are not touched
-        // after this.
+        // Release: pairs with the acquire of the next claim of the slot; its word and lists are not
+        // touched after this. With relaxed order the next holder's list could be overwritten by
+        // this command's.
         self.state
             .free_bits(slot / 32)
             .fetch_or(1 << (slot % 32), Order::Release, Scope::Gpu);
@@ -368,8 +369,9 @@ impl<'a> SharedQueue<'a> {
     /// that another group has read already are counted; it never waits for the controller.
     #[inline(always)]
     fn wait_until_entry_reusable(&self, end: u32) {
-        // Position of the last command that used one of these entries before. Positions wrap, so the
-        // comparison below uses their difference.
+        // Position of the last command that used one of these entries before. Positions wrap, so
+        // the comparison below uses their difference. A plain comparison would let an entry be
+        // overwritten at the wrap.
         let past = end.wrapping_sub(self.state.mask() + 1);
         // Acquire: pairs with the release of every group that counted completions. The new entry is written
         // after them, and so after the controller has fetched the old one at this place.

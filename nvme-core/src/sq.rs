@@ -58,8 +58,9 @@ impl<'a> SubmissionQueue<'a> {
         self.pushed
     }
 
-    /// Places an entry at the tail; the controller sees it after [`ring`](Self::ring). Returns false when the
-    /// queue is full.
+    /// Places an entry at the tail; the controller sees it after [`ring`](Self::ring). Returns
+    /// false when the queue is full. Entries may be changed until then: the doorbell alone hands
+    /// them to the controller.
     #[inline]
     pub fn push(&mut self, sqe: Sqe) -> bool {
         if self.free() == 0 {

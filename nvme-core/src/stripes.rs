@@ -11,7 +11,6 @@ pub struct StripeLayout {
     members: u32,
 }
 
-/// The size of a stripe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StripeSize {
     Bytes(u64),
@@ -60,8 +59,9 @@ impl StripeLayout {
     /// Returns the location of byte `at`.
     #[inline(always)]
     pub const fn spot(&self, at: u64) -> StripeLocation {
-        // `new` and `shifted` refuse 0, so no divisor below is 0; the checked forms only keep the panic paths
-        // out of kernels.
+        // `new` and `shifted` refuse 0, so no divisor below is 0; the checked forms only keep the
+        // panic paths out of kernels. A panic path would cost a kernel registers and a call to the
+        // trap.
         match self.size {
             StripeSize::Bytes(bytes) => {
                 let (stripe, within) = divided(at, bytes);

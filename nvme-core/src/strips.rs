@@ -70,12 +70,14 @@ impl<'a> LaunchStrips<'a> {
         let Some(before) = strip.checked_sub(self.stages) else {
             return StripReady::Now;
         };
-        // Acquire: pairs with the release of `end_use`; the writes come after all reads by earlier users of
-        // the stage.
+        // Acquire: pairs with the release of `end_use`; the writes come after all reads by earlier
+        // users of the stage. With relaxed order a writer could overwrite a slice that is still
+        // multiplied.
         self.ready(self.used.get(before as usize), uses)
     }
 
-    /// Counts a part of `strip` as written. The threads that wrote it have met the calling one at a barrier.
+    /// Counts a part of `strip` as written. The threads that wrote it have met the calling one at a
+    /// barrier. So this one addition publishes what all of them have written.
     #[inline(always)]
     pub fn fill(&self, strip: u32) {
         if let Some(filled) = self.filled.get(strip as usize) {
@@ -93,7 +95,8 @@ impl<'a> LaunchStrips<'a> {
         self.ready(self.filled.get(strip as usize), parts)
     }
 
-    /// Counts a use of `strip` as ended. The threads that used it have met the calling one at a barrier.
+    /// Counts a use of `strip` as ended. The threads that used it have met the calling one at a
+    /// barrier. So the stage may be overwritten once all uses are counted.
     #[inline(always)]
     pub fn end_use(&self, strip: u32) {
         if let Some(used) = self.used.get(strip as usize) {

@@ -62,8 +62,9 @@ pub fn grid() -> u64 {
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
     let same: u32;
-    // SAFETY: moves a register; touches no memory. Not `pure`, so that the compiler does not hoist it out of
-    // loops.
+    // SAFETY: moves a register; touches no memory. Not `pure`, so that the compiler does not hoist
+    // it out of loops. Hoisted, it would take a register through the whole loop, which is what the
+    // barrier prevents.
     unsafe { asm!("mov.b32 {}, {};", out(reg32) same, in(reg32) value, options(nostack)) };
     same
 }
@@ -119,7 +120,8 @@ pub fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
     taken
 }
 
-/// Returns the value of lane `from` (0 to 7) of this lane's tile of eight. Every lane of the warp calls it.
+/// Returns the value of lane `from` (0 to 7) of this lane's tile of eight. Every lane of the warp
+/// calls it. A lane that stays away makes the others wait for ever.
 #[inline(always)]
 pub fn shuffle_tile(value: u32, from: u32) -> u32 {
     let taken: u32;
@@ -131,7 +133,8 @@ pub fn shuffle_tile(value: u32, from: u32) -> u32 {
     taken
 }
 
-/// Returns the value of the lane whose index differs in the bits of `bits`. Every lane of `mask` calls it.
+/// Returns the value of the lane whose index differs in the bits of `bits`. Every lane of `mask`
+/// calls it. A lane of the mask that stays away makes the others wait for ever.
 #[inline(always)]
 pub fn butterfly(mask: u32, value: u32, bits: u32) -> u32 {
     let taken: u32;

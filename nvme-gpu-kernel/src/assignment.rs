@@ -107,8 +107,8 @@ impl<'l> AssignedWork<'l> {
     pub fn refuse(&self, index: u64, error: SubmitError) {
         // SAFETY: as in `timed_out`.
         unsafe { arch::add(self.count(|report| &raw mut (*report).refused), 1) };
-        // Comparisons instead of a match: the compiler would turn a match into a table, and load it like
-        // data.
+        // Comparisons instead of a match: the compiler would turn a match into a table, and load it
+        // like data. Each such load would wait for memory that the comparisons do not need.
         let mut word = account::REFUSED;
         if error == SubmitError::QueueFull {
             word = account::FULL;

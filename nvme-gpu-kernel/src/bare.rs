@@ -31,8 +31,9 @@ entry! {
             u64::from(arch::block()) * u64::from(arch::block_threads()) + u64::from(arch::thread());
         let (mut wrong, mut wrong_at) = (0, 0);
         while index < words {
-            // SAFETY: `index < words`, so the word is inside the data; an atomic load, since the controller
-            // wrote it.
+            // SAFETY: `index < words`, so the word is inside the data; an atomic load, since the
+            // controller wrote it. A plain load could be merged with one from before the
+            // completion.
             let have = unsafe { &*data.add(index as usize) }.load(Order::Relaxed, Scope::Sys);
             if have != data_word(launch.seed, first + index) {
                 wrong += 1;

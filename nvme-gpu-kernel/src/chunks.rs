@@ -39,8 +39,8 @@ impl<const ALIGNED: bool> HashLanes<1, 4> for OnWarp<ALIGNED> {
     fn load_any(&self, at: u32) -> u64 {
         let from = self.from + u64::from(at);
         let shift = from as u32 % 8 * 8;
-        // SAFETY: aligned words that contain a byte of the chunk; the host vouches for up to 7 bytes around
-        // it.
+        // SAFETY: aligned words that contain a byte of the chunk; the host vouches for up to 7
+        // bytes around it. Bytes outside the chunk are shifted out and never hashed.
         let (low, high) = unsafe { (arch::load_word(from & !7), arch::load_word((from + 7) & !7)) };
         low >> shift | high << 1 << (63 - shift)
     }

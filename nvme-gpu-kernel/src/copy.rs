@@ -124,8 +124,8 @@ fn store_half(far: u64, half: u64, at: u64, (from, end): (u64, u64)) {
     }
 }
 
-/// Returns log2 of the largest unit (16, 8, 4, 2 or 1 bytes) that divides `word`, the OR of both addresses
-/// and the length.
+/// Returns log2 of the largest unit (16, 8, 4, 2 or 1 bytes) that divides `word`, the OR of both
+/// addresses and the length. The widest unit makes the fewest transactions on the bus.
 #[cfg(feature = "rows")]
 #[inline(always)]
 pub fn unit_of(word: u64) -> u32 {

@@ -31,7 +31,8 @@ mod ptx {
         mine
     }
 
-    /// Returns the value of `lane`. Every lane of the warp calls it, each with the lane that it wants.
+    /// Returns the value of `lane`. Every lane of the warp calls it, each with the lane that it
+    /// wants. A lane that stays away makes the others wait for ever.
     #[cfg(feature = "scatter")]
     #[inline(always)]
     pub fn of_lane32(all: &OfLanes32, lane: u32) -> u32 {

@@ -71,7 +71,6 @@ entry! {
 /// Number that stands for no row of the table.
 const NO_ROW: u32 = u32::MAX;
 
-/// A warp of a scatter.
 struct ScatterWarp<'r> {
     rows: &'r GatherLaunch,
     gate: AdmissionGate<'r>,

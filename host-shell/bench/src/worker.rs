@@ -395,7 +395,6 @@ impl<'a> BenchWorker<'a> {
     }
 }
 
-/// Schedule of commands.
 #[derive(Clone, Copy)]
 struct CommandSchedule {
     start: Instant,

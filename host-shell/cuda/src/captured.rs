@@ -41,8 +41,9 @@ pub(super) fn keep_with_graph(stream: u64, needed: Box<dyn LaunchLeftover>) -> R
         sys::cuGraphRetainUserObject(graph, object, 1, flags)
     });
     if retained.is_err() {
-        // SAFETY: the reference is still ours, because retaining failed. Releasing the last one makes the
-        // driver call `release`, which frees `data` exactly once.
+        // SAFETY: the reference is still ours, because retaining failed. Releasing the last one
+        // makes the driver call `release`, which frees `data` exactly once. Without it the data
+        // would be leaked.
         let _ = unsafe { sys::cuUserObjectRelease(object, 1) };
     }
     retained

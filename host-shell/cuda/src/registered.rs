@@ -34,8 +34,9 @@ pub struct RegisteredMemory {
 
 // SAFETY: a registration belongs to the process, not to a thread.
 unsafe impl Send for RegisteredMemory {}
-// SAFETY: shared references give addresses only; the memory behind them is accessed by volatile operations,
-// atomics or the GPU, never through this type.
+// SAFETY: shared references give addresses only; the memory behind them is accessed by volatile
+// operations, atomics or the GPU, never through this type. A plain reference would promise that
+// nothing else writes there.
 unsafe impl Sync for RegisteredMemory {}
 
 /// Keeps a device, which is no `Any`.

@@ -124,7 +124,6 @@ pub struct GpuSession {
     controller: Controller,
 }
 
-/// Warps of a launch.
 fn warps(grid: LaunchGrid) -> u32 {
     grid.blocks.saturating_mul(grid.threads / 32)
 }
@@ -393,8 +392,8 @@ impl GpuSession {
         if report.status != 0 {
             self.footing.saw(Status(report.status as u16));
         }
-        // Results from the time of a change of the namespace may be wrong, and an error may have the change as
-        // its cause.
+        // Results from the time of a change of the namespace may be wrong, and an error may have
+        // the change as its cause. So the change is reported in place of either.
         self.footing.check(work.opcode)?;
         if let Some(trace) = &mut self.trace {
             trace.take(report.traced);

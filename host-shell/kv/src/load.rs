@@ -34,7 +34,9 @@ impl<M: BlockMedium> Drop for PinnedPages<'_, M> {
     fn drop(&mut self) {
         if !self.records.is_empty() {
             let mut state = self.store.state();
-            // The first page of a prompt is in more prompts than the last one: it is the last to make room.
+            // The first page of a prompt is in more prompts than the last one: it is the last to
+            // make room. Pages are unpinned from the last to the first, so that the first counts as
+            // used most recently.
             let records = self.records.iter().rev();
             records.for_each(|record| state.index.unpin(record.slot));
         }

@@ -108,7 +108,6 @@ struct CheckpointSource<'a> {
 }
 
 impl CheckpointSource<'_> {
-    /// Returns the bytes of one of GGUF's tensors.
     fn bytes(&self, tensor: &GgufTensor) -> Result<Vec<u8>> {
         let mut parts = tensor.name.split('.');
         let (first, layer, what) = (parts.next(), parts.next(), parts.next());

@@ -184,7 +184,6 @@ impl GgufModel<'_> {
     }
 }
 
-/// The keys of a GGUF file.
 #[derive(Default)]
 struct GgufKeys {
     count: u64,

@@ -78,7 +78,6 @@ impl VectorIndex {
         Ok(all)
     }
 
-    /// Searches for a group of queries, round by round.
     fn group(&self, queries: &[f32], parameters: SearchParameters) -> SearchAnswers {
         let header = self.header();
         let elements = header.elements() as usize;

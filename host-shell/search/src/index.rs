@@ -163,7 +163,6 @@ fn broken(offset: u64, why: &str) -> Error {
     )
 }
 
-/// Reads `bytes` bytes from byte `at` on.
 fn read(store: &Store, at: u64, bytes: u64) -> Result<Vec<u8>> {
     let mut all = Vec::new();
     let none = || {

@@ -209,7 +209,6 @@ fn large_bytes(controller: &Controller, block: u32) -> u32 {
     (most / block * block).max(block)
 }
 
-/// State of a command in flight.
 struct CommandState {
     /// None once the call that sent it has ended.
     tag: Option<u32>,

@@ -45,7 +45,6 @@ struct PieceTask {
     tries: u32,
 }
 
-/// The tasks of one member.
 struct MemberTasks<'a> {
     member: usize,
     waiting: VecDeque<PieceTask>,

@@ -524,7 +524,8 @@ impl PieceHandler for TableGather<'_> {
         let unit = self.table.space.read_bytes;
         let rows = self.rows_of(piece);
         let several = rows.first().map(|one| one.0) != rows.last().map(|one| one.0);
-        // A status, or an error of the file, may be of one block only. A time-out has cost its time already.
+        // A status, or an error of the file, may be of one block only. A time-out has cost its time
+        // already. Only the former two are tried again block by block.
         let is_local = matches!(error, Error::Command { .. } | Error::File { .. });
         if several && piece.bytes > unit && is_local {
             return FailureReaction::Split(unit);

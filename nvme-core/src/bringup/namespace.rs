@@ -31,8 +31,8 @@ pub struct NamespaceInfo {
     pub eui64: [u8; 8],
 }
 
-/// The reason why this driver cannot read and write a namespace. The other namespaces of the controller are
-/// not affected.
+/// The reason why this driver cannot read and write a namespace. The other namespaces of the
+/// controller are not affected. `Display` gives the reason in words for a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnusableNamespace {
     /// Identify Namespace ended with this status, for example because the namespace belongs to another

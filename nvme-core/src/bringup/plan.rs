@@ -204,8 +204,8 @@ impl ControllerInfo {
     }
 }
 
-/// A host memory buffer for the controller. The controller owns it until shutdown, reset or a Set Features
-/// that disables it.
+/// A host memory buffer for the controller. The controller owns it until shutdown, reset or a Set
+/// Features that disables it. Until one of these has happened its memory must not be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostMemoryPages {
     /// Size in pages of CC.MPS.

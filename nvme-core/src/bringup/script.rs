@@ -251,8 +251,9 @@ impl BringupScript {
             return Ok(());
         };
         let (sqes, cqes) = (identify.sqes & 0xF, identify.cqes & 0xF);
-        // Required sizes, as powers of two. A controller that reports 0 for both is accepted, since every
-        // controller must support 64 and 16 bytes.
+        // Required sizes, as powers of two. A controller that reports 0 for both is accepted, since
+        // every controller must support 64 and 16 bytes. Larger entries are refused, since the
+        // rings are laid out for these sizes.
         if sqes > 6 || cqes > 4 {
             return Err(BringupError::EntrySize { sqes, cqes });
         }

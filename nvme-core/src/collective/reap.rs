@@ -99,8 +99,9 @@ impl<G: ThreadGroup> CollectiveQueue<'_, G> {
                 ends[k] = SlotWord::NONE;
             }
         });
-        // Every member has finished its loads before the leader rings the head doorbell, after which the
-        // controller may overwrite the entries.
+        // Every member has finished its loads before the leader rings the head doorbell, after
+        // which the controller may overwrite the entries. Without this a slow member could read an
+        // entry of the next pass.
         group.sync();
         if ENTRIES > 1 {
             // Acquire, by every member, for its own relaxed loads above: the data of its commands are visible

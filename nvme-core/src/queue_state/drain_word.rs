@@ -57,8 +57,9 @@ impl DrainWord {
         self.0 >> OWED_SHIFT & OWED
     }
 
-    /// Returns the value that the holder adds to unlock, after it read `found` completions, which complete
-    /// `quarters` quarters, and released one quarter or none.
+    /// Returns the value that the holder adds to unlock, after it read `found` completions, which
+    /// complete `quarters` quarters, and released one quarter or none. One addition does all of it,
+    /// so that no other holder sees the lock free and the counts old.
     #[inline(always)]
     pub fn unlocking(found: u32, quarters: u32, released: bool) -> u32 {
         (found << HEAD_SHIFT)

@@ -77,7 +77,8 @@ impl QueueState<'_> {
         )
     }
 
-    /// True if `word`, taken out of flight for the entry with this upper word, was the entry's own command.
+    /// True if `word`, taken out of flight for the entry with this upper word, was the entry's own
+    /// command. False means an entry of an earlier use of the slot, or one of another queue.
     #[inline(always)]
     pub(crate) fn matches(&self, upper: u64, word: SlotWord) -> bool {
         // The slot is the lower part of the CID and matches already; generation and queue are compared here.
@@ -115,8 +116,9 @@ impl QueueState<'_> {
     /// [`SubmissionQueue`](crate::SubmissionQueue).
     #[inline(always)]
     pub(crate) fn is_possible(&self, upper: u64, completed: u32, rung: u32) -> bool {
-        // Modulo 2^28, as the head is. The upper half of that range means that more has completed than was
-        // published.
+        // Modulo 2^28, as the head is. The upper half of that range means that more has completed
+        // than was published. No working controller completes what it could not have fetched, so
+        // this is a protocol violation.
         let room = rung.wrapping_sub(completed) & (u32::MAX >> 4);
         (u32::from(upper as u16) <= self.mask) & (room <= u32::MAX >> 5)
     }

@@ -41,8 +41,8 @@ impl<'a> OwnedState<'a> {
         self.0.all.named::<HEAD>()
     }
 
-    /// True if reading the completions from `head` to `next` passes the end of a quarter of the ring, the
-    /// time to ring.
+    /// True if reading the completions from `head` to `next` passes the end of a quarter of the
+    /// ring, the time to ring. Ringing for each entry would cost a write over the bus each time.
     #[inline(always)]
     pub fn passes_quarter(&self, head: u32, next: u32) -> bool {
         // The highest bit in which the two positions differ is at or above the quarter's size exactly if a

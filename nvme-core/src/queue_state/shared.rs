@@ -53,8 +53,9 @@ impl<'a> SharedState<'a> {
         self.0.all.named::<HEAD>()
     }
 
-    /// Returns the count of completions read since the start in the quarter of the ring that the `quarter`th
-    /// quarter uses.
+    /// Returns the count of completions read since the start in the quarter of the ring that the
+    /// `quarter`th quarter uses. It only grows while the queue runs: the lock's holder compares it with the
+    /// count that the pass has to reach.
     #[inline(always)]
     pub fn read_of(&self, quarter: u32) -> &'a AtomicU32 {
         self.0.at(QUARTERS + (quarter & 3))

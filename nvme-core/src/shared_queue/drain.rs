@@ -18,7 +18,8 @@ const ENTRIES: usize = if cfg!(loom) { 4 } else { 16 };
 /// Value that [`SharedQueue::drain_once`] returns while another group holds the lock.
 const BUSY: u32 = u32::MAX;
 
-/// The loads of one member in a pass: upper words of entries, and the words of the slots that they name.
+/// The loads of one member in a pass: upper words of entries, and the words of the slots that they
+/// name. Both have a fixed length, so that a kernel keeps them in registers.
 struct DrainReads {
     uppers: [u64; ENTRIES],
     ends: [SlotWord; ENTRIES],
@@ -119,8 +120,9 @@ impl SharedQueue<'_> {
             if releases {
                 on_bus(BusTraffic::CqDoorbell);
             }
-            // Each member makes one load; a lone member makes its loads in two halves, the second only if the
-            // first found an entry.
+            // Each member makes one load; a lone member makes its loads in two halves, the second
+            // only if the first found an entry. An empty queue costs a lone member one round of
+            // loads that way, not two.
             let half = G::READS.div_ceil(2);
             on_bus(BusTraffic::CqLoads(if found == 0 {
                 half
@@ -185,8 +187,9 @@ impl SharedQueue<'_> {
         let cq = &self.memory.cq;
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
         if G::READS == 1 {
-            // Acquire: pairs with the controller's write of the phase tag; dwords 0-1 and the data are
-            // visible after it.
+            // Acquire: pairs with the controller's write of the phase tag; dwords 0-1 and the data
+            // are visible after it. With a relaxed load a thread could read data that have not
+            // arrived.
             uppers[0] = cq.upper(at(0), Order::Acquire);
             return group.vote(state.is_new(uppers[0], at(0)) != 0).leading;
         }

@@ -4,8 +4,8 @@ use super::SharedQueue;
 use crate::group::{BusTraffic, ThreadGroup, unroll};
 use crate::sync::{Order, Scope, fence};
 
-/// Limit of the holder's repeated looks for commands published meanwhile; later ones are rung for by their
-/// own threads.
+/// Limit of the holder's repeated looks for commands published meanwhile; later ones are rung for
+/// by their own threads. Without a limit a busy queue would keep one thread ringing for all others.
 const RING_ROUNDS: u32 = 16;
 /// Limit of the sequence numbers that a member loads at once, so that several loads overlap.
 const SEQUENCES: usize = if cfg!(loom) { 1 } else { 8 };
@@ -69,8 +69,9 @@ impl SharedQueue<'_> {
         }
     }
 
-    /// Rings once for all entries published without a gap since `from`, and returns the position after them.
-    /// The caller holds the ring lock.
+    /// Rings once for all entries published without a gap since `from`, and returns the position
+    /// after them. The caller holds the ring lock. A gap is an entry that its thread has not
+    /// written yet: ringing past it would publish garbage.
     #[inline(always)]
     fn ring_once<G: ThreadGroup>(&self, group: &G, from: u32, on_bus: &impl Fn(BusTraffic)) -> u32 {
         let state = &self.state;
@@ -118,8 +119,9 @@ impl SharedQueue<'_> {
                 // Stored before the doorbell: a thread that sees a completion also sees that its entry was
                 // rung for.
                 state.rung().store(to, Order::Relaxed, Scope::Gpu);
-                // Release: pairs with the controller's fetch. Acquire: for the sequence numbers, which a lone
-                // member loaded with relaxed order.
+                // Release: pairs with the controller's fetch. Acquire: for the sequence numbers,
+                // which a lone member loaded with relaxed order. One fence serves both, since a
+                // fence at system scope is the dearest instruction here.
                 fence(Order::AcqRel, Scope::Sys);
                 self.memory.sq_doorbell.ring_fenced(to & state.mask());
                 on_bus(BusTraffic::SqDoorbell);

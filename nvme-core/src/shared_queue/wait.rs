@@ -359,8 +359,9 @@ impl<'d, H: ExecContext, F: Fn() -> MemberCommand<'d>> GroupOp for RunWait<'_, '
                 return (value, token, why);
             }
             let drained = queue.help(self.here, group, rings);
-            // After the deadline: either a drain that began since has found nothing, or the drain lock could
-            // not be had within the grace time.
+            // After the deadline: either a drain that began since has found nothing, or the drain
+            // lock could not be had within the grace time. Before that, a completion that came in
+            // time could still lie unread in the ring.
             let over = now >= self.deadline_ns.saturating_add(GRACE_NS);
             given_up = now >= self.deadline_ns && (drained == DrainResult::Took(0) || over);
             turn = next_turn(drained, turn);

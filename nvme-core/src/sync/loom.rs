@@ -222,8 +222,8 @@ pub fn opaque(value: u32) -> u32 {
     value
 }
 
-/// Limit of the waits of all threads in one execution before it has failed. The models need some hundred at
-/// most.
+/// Limit of the waits of all threads in one execution before it has failed. The models need some
+/// hundred at most. More of them are taken for threads that wait for each other.
 const MOST_WAITS: u32 = 2_000;
 
 std::thread_local! {

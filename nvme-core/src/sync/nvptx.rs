@@ -10,8 +10,9 @@ use core::cell::UnsafeCell;
 macro_rules! by_scope {
     ($scope:expr, $before:literal, $kind:literal, $after:literal, $($operand:tt)*) => {
         match $scope {
-            // SAFETY: the pointer comes from a live `&self` of the operand's width and alignment; the
-            // instruction reads or writes that one word.
+            // SAFETY: the pointer comes from a live `&self` of the operand's width and alignment;
+            // the instruction reads or writes that one word. Nothing but atomics touches these
+            // words while they are shared.
             Scope::Cta => unsafe { asm!(concat!($before, ".cta", $kind, $after), $($operand)*) },
             // SAFETY: as for the block's scope.
             Scope::Gpu => unsafe { asm!(concat!($before, ".gpu", $kind, $after), $($operand)*) },
@@ -104,8 +105,9 @@ impl AtomicU64 {
     /// Stores `value` if `when` is true; relaxed, for the threads of one GPU. No branch.
     #[inline(always)]
     pub fn store_if(&self, when: bool, value: u64) {
-        // SAFETY: the pointer comes from a live `&self` of the operand's width and alignment; a false
-        // predicate skips the store.
+        // SAFETY: the pointer comes from a live `&self` of the operand's width and alignment; a
+        // false predicate skips the store. The address is valid also then, since it comes from the
+        // same reference.
         unsafe {
             asm!("{{ .reg .pred p; setp.ne.u32 p, {c}, 0; @p st.relaxed.gpu.u64 [{p}], {v}; }}",
                 c = in(reg32) u32::from(when), p = in(reg64) self.0.get(), v = in(reg64) value, options(nostack));

@@ -287,7 +287,9 @@ impl<'r, 'q> BatchWork<'r, 'q> {
     }
 }
 
-/// The 16-byte units that a thread copies: one of as many in turn as the block has threads, in the order of the rows.
+/// The 16-byte units that a thread copies: one of as many in turn as the block has threads, in the
+/// order of the rows. Neighbouring threads thus store neighbouring units, which leave the GPU as
+/// whole lines.
 struct UnitSteps {
     /// Row and unit of the row that come next.
     row: u32,

@@ -76,7 +76,8 @@ unsafe fn begin(halved: &HalvedGather) {
             record.close();
         }
     }
-    // Before the barrier below, an earlier batch that is still there is out of date: its ids may be replaced.
+    // Before the barrier below, an earlier batch that is still there is out of date: its ids may be
+    // replaced. The ids are stored after it, by each thread for its own row.
     let station = block.broadcast(claimed.map_or(NO_STATION, |(station, _)| station));
     if is_live {
         // SAFETY: the host vouches for a word for each row.

@@ -26,7 +26,8 @@ pub struct StripeMembers<'r> {
     station: u32,
     /// A bit for each member that the warp has not left.
     inside: u32,
-    /// A bit for each member with a read that has not ended: the controller may still write to its slots.
+    /// A bit for each member with a read that has not ended: the controller may still write to its
+    /// slots. Its station is not free until that member's controller was reset.
     lost: u32,
 }
 
@@ -83,8 +84,9 @@ impl<'r> StripeMembers<'r> {
     #[inline(always)]
     pub fn way(&self, spot: StripeLocation) -> BlockAccess<'r> {
         let warp = arch::thread() / 32;
-        // Nothing of a member that was left is touched; another one takes its place, and the result is not
-        // used.
+        // Nothing of a member that was left is touched; another one takes its place, and the result
+        // is not used. Every lane needs a valid index here, since all lanes go through the same
+        // code.
         let index = match self.inside >> spot.member & 1 {
             0 => self.inside.trailing_zeros(),
             _ => spot.member,

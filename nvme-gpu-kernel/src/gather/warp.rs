@@ -117,8 +117,9 @@ impl<'r> GatherWarp<'r, '_> {
             if let Some(members) = &mut self.members {
                 // Like `launch::look`, once for all members.
                 let now_ns = GpuThread.now_ns();
-                // Lane 0 decides for all, since lanes may have read the clock at different moments and must
-                // look together.
+                // Lane 0 decides for all, since lanes may have read the clock at different moments
+                // and must look together. Lanes that decided differently would meet at different
+                // barriers.
                 if shuffle64(now_ns.wrapping_sub(looked_ns), 0) > LOOK_NS {
                     looked_ns = now_ns;
                     members.look();
@@ -164,8 +165,9 @@ impl<'r> GatherWarp<'r, '_> {
                 self.publish(&row, filled);
                 let is_part = wants && is_cut && row.code == code::OK;
                 let goes_on = self.next_part(index, &mut row, is_part);
-                // A read that failed for several rows is repeated for each of them, now that the other rows
-                // are copied.
+                // A read that failed for several rows is repeated for each of them, now that the
+                // other rows are copied. Only rows that need the failed block then fail, and the
+                // others keep their bytes.
                 wants &= is_shared && row.code > 0;
                 if wants && self.ends != code::OK {
                     // The rows for which it failed are no longer determined.

@@ -68,7 +68,7 @@ fn abort(
     let (qid, cid) = (sqe.cdw10 as u16, (sqe.cdw10 >> 16) as u16);
     if qid == 0 {
         // Event requests are the only commands of the admin queue that wait, and the specification
-        // lets a driver abort them.
+        // lets a driver abort them. All others have ended before an Abort is looked at.
         let at = control
             .event_requests
             .iter()

@@ -283,7 +283,8 @@ impl<'a, 'g> IoContext<'a, 'g> {
         if sqe.nsid == Nsid::ALL.0 {
             self.admit(sqe)?;
             // The cache is empty during a sanitize operation, and no block may be read or written:
-            // Flush succeeds without effect.
+            // Flush succeeds without effect. The sanitize operation itself leaves nothing that a
+            // flush could save.
             if self.restriction.is_some() {
                 return Ok(());
             }

@@ -172,7 +172,7 @@ impl WriteCache {
             let mut part = part.lock();
             part.keep(store, (at, block), (first, epoch), self.line_bytes)?;
             // The maximum and not a store: a flush may have begun a later epoch since this thread
-            // read its own.
+            // read its own. An older epoch would hide the lines of the later one from a power cut.
             self.region(at).fetch_max(epoch, Ordering::Relaxed);
         }
         Ok(())

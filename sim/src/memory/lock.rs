@@ -45,7 +45,7 @@ impl<T> SpinLock<T> {
         // swap that must fail.
         let free = !self.held.load(Ordering::Relaxed) && !self.held.swap(true, Ordering::Acquire);
         // Lazily: `then_some` would build a guard in the other case too, and dropping it would
-        // release the lock of another thread.
+        // release the lock of another thread. Two threads would then be inside at the same time.
         free.then(|| LockGuard { lock: self })
     }
 }

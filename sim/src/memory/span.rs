@@ -197,7 +197,8 @@ impl<'a> MemorySpan<'a> {
         let len = self.len.min(to.len);
         match (self.peer, to.peer) {
             // SAFETY: both spans hold `len` bytes, the smaller of the two lengths. `copy` tolerates
-            // concurrent writes, and spans that are the same memory.
+            // concurrent writes, and spans that are the same memory. A driver may change them while
+            // a command moves its data.
             (None, None) => unsafe { copy(self.ptr, to.ptr, len) },
             // SAFETY: as above; `to` is an address of its owner.
             (None, Some(peer)) => unsafe { peer.write(to.ptr.addr() as u64, self.ptr, len) },

@@ -94,7 +94,7 @@ impl StagedPages {
                 .any(|(from, to)| page.start < *to && end > *from)
         };
         // Rings are fetched before the data, so the reversed order writes data first, even for
-        // pages that were not marked as last.
+        // pages that were not marked as last. A completion must never be visible before its data.
         let (last, first): (Vec<_>, Vec<_>) =
             self.pages.get_mut().drain(..).rev().partition(is_last);
         first.iter().chain(&last).for_each(write_back);

@@ -309,7 +309,7 @@ fn listen_at(path: &Path) -> Result<UnixListener, ServeError> {
     };
     let another = || "choose another path".to_owned();
     // Two servers that start at once would both find no socket. Under the folder's lock, the second
-    // finds the socket of the first.
+    // finds the socket of the first. Without it both would replace the other's socket.
     let _folder_lock = lock_folder(path).map_err(|errno| {
         let cause = format!("the folder stays locked: {}", IoError::from(errno));
         refused(

@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of a streaming command.
 const STREAM_BYTES: u64 = 1 << 20;
 const STREAM_COMMANDS: u64 = 4096;
 const STREAM_QUEUES: u32 = 2;

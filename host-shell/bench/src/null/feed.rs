@@ -75,7 +75,6 @@ pub fn feed(null: &NullController, how: NullLoad) -> Result<LoadResult> {
     Ok(LoadResult { commands, seconds })
 }
 
-/// One queue as its feeder sees it.
 struct FeederQueue {
     sq: *const AtomicU64,
     cq: *const AtomicU64,

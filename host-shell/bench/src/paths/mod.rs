@@ -192,7 +192,6 @@ impl PathResults {
     }
 }
 
-/// Measurements of one path.
 #[derive(Clone, Default)]
 struct PathMeasurements {
     whole: Vec<f64>,

@@ -143,7 +143,6 @@ impl CpuEngine {
         at.duration_since(self.begin).as_secs_f64() * 1e6
     }
 
-    /// Waits for the read of a slot.
     fn wait(&mut self, slot: usize) -> Result<()> {
         let Some(reading) = self.slots[slot].reading.take() else {
             return Ok(());

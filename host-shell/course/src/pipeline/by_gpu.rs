@@ -23,7 +23,6 @@ const NAP: Duration = Duration::from_micros(20);
 /// Looks without a pause.
 const SPINS: u32 = 2000;
 
-/// Pinned memory of the host.
 struct PinnedMemory {
     pages: Arc<DmaPages>,
     registered: RegisteredMemory,
@@ -166,7 +165,6 @@ impl GpuEngine {
         Ok(engine)
     }
 
-    /// Waits for `event`.
     fn wait(&self, event: &StreamEvent) -> Result<()> {
         let (begin, mut looks) = (Instant::now(), 0u32);
         while !event.is_done()? {

@@ -95,7 +95,6 @@ impl PipelineShape {
         }
     }
 
-    /// Returns the number of bytes of a row.
     fn row_bytes(&self) -> u64 {
         self.stored.row_bytes(self.columns).unwrap_or(0)
     }

@@ -80,14 +80,16 @@ impl LaunchMailbox {
     /// Returns the number of writes of the host that have ended.
     fn written(&self) -> &WriteCount {
         let start = self.pages.start().wrapping_add(gate_bytes(self.gate_words));
-        // SAFETY: inside the pages, aligned to 64 bytes, alive as long as the borrow, and used as an atomic alone.
+        // SAFETY: inside the pages, aligned to 64 bytes, alive as long as the borrow, and used as
+        // an atomic alone. A GPU may store to the word at any time.
         unsafe { &*start.cast::<WriteCount>() }
     }
 
     fn summaries(&self) -> &[SummaryWords] {
         let start = self.pages.start().wrapping_add(head(self.gate_words));
-        // SAFETY: the pages hold these summaries, aligned to 64 bytes, and live as long as the borrow. Both sides
-        // use them as atomics alone.
+        // SAFETY: the pages hold these summaries, aligned to 64 bytes, and live as long as the
+        // borrow. Both sides use them as atomics alone. A kernel may store to them while the host
+        // reads.
         unsafe { std::slice::from_raw_parts(start.cast(), self.launches) }
     }
 

@@ -27,7 +27,6 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// Bytes of rows that are staged at a time, unless one row is longer.
 const STAGED_BYTES: u64 = 16 << 20;
-/// Rows that are staged at a time.
 const STAGED_ROWS: u64 = 1 << 20;
 
 /// Moves rows: ids, the rows' bytes, and a place for the status of each.
@@ -88,7 +87,8 @@ struct HostOperation {
 /// after a graph, to the driver.
 struct OwnedOperation(*mut HostOperation);
 
-// SAFETY: the pointer is to an operation that only this owns, and whose parts may be used by any thread.
+// SAFETY: the pointer is to an operation that only this owns, and whose parts may be used by any
+// thread. CUDA calls the function on another thread.
 unsafe impl Send for OwnedOperation {}
 
 impl LaunchLeftover for OwnedOperation {}

@@ -112,7 +112,8 @@ impl RowsState {
     /// any more.
     pub fn end(&self) -> bool {
         self.memory.board.gate().close_for_good();
-        // Not by way of `stop`: a reset that another thread carries out may be waiting in it for the same groups.
+        // Not by way of `stop`: a reset that another thread carries out may be waiting in it for
+        // the same groups. Two threads that wait for each other there would never end.
         self.have_left()
     }
 

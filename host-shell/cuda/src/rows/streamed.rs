@@ -122,8 +122,9 @@ impl GpuRows {
         self.start(launch, (self.slot()?, None), stream, |_, rows, blocks| {
             let argument = argument(rows)?;
             let blocks = of_caller.unwrap_or(LaunchSize::plain(blocks, BLOCK_THREADS));
-            // SAFETY: the caller's; the other addresses are ours until the gate is closed for good and no group
-            // is inside.
+            // SAFETY: the caller's; the other addresses are ours until the gate is closed for good
+            // and no group is inside. A launch that comes later finds it closed and touches none of
+            // them.
             unsafe { module.launch_on(stream, function, blocks, &argument) }
         })
     }

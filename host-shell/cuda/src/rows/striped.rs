@@ -64,7 +64,6 @@ impl StripedRows {
         }
         let least = |of: fn(&GpuRows) -> u64| members.iter().map(|one| of(one)).min().unwrap_or(0);
         let block = |one: &Arc<GpuRows>| one.info.block_bytes.trailing_zeros();
-        // Of stations that all have.
         let stations = least(|one| u64::from(one.state.stations)) as u32;
         let words = members
             .iter()

@@ -193,8 +193,8 @@ impl ControllerSession {
             csts if Csts(csts).cfs() => {
                 self.reset("the controller reports a fatal error (CSTS.CFS)")
             }
-            // Disabled for good, or by a reset that is under way: in that case taking the lock waits for its
-            // end.
+            // Disabled for good, or by a reset that is under way: in that case taking the lock
+            // waits for its end. An error that was stored meanwhile is then the cause to report.
             csts if !Csts(csts).rdy() => match lock(&self.admin).failed.clone() {
                 Some(cause) => Err(Error::Gone { cause }),
                 None => Ok(()),

@@ -258,11 +258,13 @@ fn pieces_of(
 impl Drop for OwnedPair {
     fn drop(&mut self) {
         let in_use = self.leaked || self.queue.in_flight() > 0;
-        // A device that is gone cannot access memory that is unmapped, nor other memory that is mapped at the
-        // same address later.
+        // A device that is gone cannot access memory that is unmapped, nor other memory that is
+        // mapped at the same address later. So the memory may be freed, although commands were in
+        // flight.
         if in_use && self.doorbells.gone().is_none() {
             // The controller may still write to the rings and buffers: they are leaked, with the
-            // device that they are mapped at.
+            // device that they are mapped at. Freed pages would get its late writes under another
+            // owner.
             std::mem::forget(Arc::clone(&self.doorbells));
             return;
         }

@@ -126,7 +126,6 @@ fn alignment(metadata: &[(String, MetadataValue)]) -> Result<u64, String> {
     }
 }
 
-/// Description of a tensor in the header.
 struct TensorHeader {
     described_at: u64,
     name: String,

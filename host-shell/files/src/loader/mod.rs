@@ -447,7 +447,6 @@ impl LoaderShared {
         }
     }
 
-    /// Returns `error` with the name of a layer.
     fn name(&self, layer: usize, error: &Error) -> Error {
         let name = self.layers.get(layer).map_or("", LayerPlan::name);
         error.with_context(&format!("layer {layer} ({name})"))

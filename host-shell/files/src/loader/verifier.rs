@@ -133,8 +133,8 @@ impl LayerVerifier {
         // SAFETY: chunks of the layer's cell, which lies in an allocation of whole pages that is freed after this
         // stream has ended; reads into the cell wait for `until`.
         let launched = unsafe { self.hasher.launch(stream, chunks, address, hashes) };
-        // The events are recorded even if the launch was refused: threads and streams that wait for them would
-        // otherwise wait forever.
+        // The events are recorded even if the launch was refused: threads and streams that wait for
+        // them would otherwise wait forever. The refusal itself is the error that the caller gets.
         loaded.record_in(&self.stream)?;
         until.record_in(&self.stream)?;
         launched

@@ -123,7 +123,6 @@ fn expert_cache(experts: &ExpertLayers, sizes: &BufferSizes) -> Result<GpuExpert
     GpuExperts::new(experts, &options)
 }
 
-/// Uploads numbers to GPU memory.
 fn uploaded(gpu: &Arc<Gpu>, numbers: &[f32]) -> Result<DeviceMemory> {
     let bytes: Vec<u8> = numbers
         .iter()

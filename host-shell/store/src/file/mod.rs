@@ -177,7 +177,8 @@ fn check_unused(host: &SysfsHost, path: &Path, number: u64, is_written: bool) ->
     if !is_written {
         usage.holders.retain(|holder| !holder.is_program());
     }
-    // Programs of other users are not seen by those who are not root, to whom the device may belong all the same.
+    // Programs of other users are not seen by those who are not root, to whom the device may belong
+    // all the same. What cannot be seen is counted as unknown, not as free.
     let unseen = usage.list_unseen();
     usage.unseen.clear();
     usage.refuse(&path.display().to_string(), "; or choose another device")?;

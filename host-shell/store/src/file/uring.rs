@@ -166,7 +166,6 @@ impl UringLane {
         self.free(slot);
     }
 
-    /// Reaps operations that have ended.
     fn reap(&mut self, ended: &mut dyn FnMut(u32, Outcome<'_>)) {
         loop {
             let next = self.ring.completion().next();

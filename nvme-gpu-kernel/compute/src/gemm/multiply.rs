@@ -48,7 +48,6 @@ impl GemmCopies {
         }
     }
 
-    /// Starts the copies of step `step`.
     #[inline(always)]
     fn begin(&self, shared: BlockShared, step: u32) {
         let to = shared.at(step % STEPS * STEP_BYTES + self.to);

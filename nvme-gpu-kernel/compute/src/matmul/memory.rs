@@ -62,7 +62,6 @@ impl StridedMatrix {
         Self { address, stride }
     }
 
-    /// Returns the address of an element of `BYTES` bytes.
     #[inline(always)]
     fn address<const BYTES: u64>(self, row: u32, column: u32) -> u64 {
         self.address + (u64::from(row) * self.stride + u64::from(column)) * BYTES

@@ -198,7 +198,6 @@ impl<'g, U: UnitFormat> QuantisedBlock<'g, U> {
         }
     }
 
-    /// Returns the turn after `turn`.
     #[inline(always)]
     fn after(&self, turn: WarpStep) -> WarpStep {
         let WarpStep { chunk, tile } = turn;
@@ -233,7 +232,6 @@ impl<'g, U: UnitFormat> QuantisedBlock<'g, U> {
             + u64::from(unit * U::BYTES)
     }
 
-    /// Returns the number of units of a chunk.
     #[inline(always)]
     fn chunk_units(&self, chunk: u32) -> u32 {
         let left = self.units - chunk * U::CHUNK;

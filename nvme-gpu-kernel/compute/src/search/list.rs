@@ -5,7 +5,6 @@ use super::{EXPANDED, MOST_BEAM, MOST_LIST, NO_KEY, id_of};
 use crate::arch::butterfly64;
 use nvme_gpu_kernel::arch;
 
-/// Bytes of one copy of the list.
 const COPY_BYTES: u32 = MOST_LIST * 8;
 /// Offset of new candidates, after both copies.
 const FRESH: u32 = 2 * COPY_BYTES;

@@ -441,7 +441,6 @@ struct ChaseRoute {
     start: usize,
 }
 
-/// The walks of one thread.
 struct ThreadWalks {
     chain: ChaseRoute,
     walks: ChaseShape,

@@ -57,7 +57,6 @@ pub struct GatherJob {
 }
 
 impl GatherJob {
-    /// Returns the table as rows of `row_bytes` bytes.
     fn table(&self, row_bytes: u32) -> RowTable {
         RowTable {
             first_byte: 0,

@@ -181,7 +181,8 @@ impl<'g> LaunchSequence<'g> {
         };
         let _guest = self.gpu.enter().map_err(lost)?;
         let is_captured = self.pending.is_captured() || is_capturing(self.stream).unwrap_or(false);
-        // SAFETY: the driver checks the handle. Of a stream that is captured it may not be asked: that ends the capture.
+        // SAFETY: the driver checks the handle. Of a stream that is captured it may not be asked:
+        // that ends the capture. The caller's whole graph would then be lost.
         let answer = unsafe { sys::cuStreamQuery(handle(self.stream)) };
         Ok(is_captured || is_end(answer))
     }

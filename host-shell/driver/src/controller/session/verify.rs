@@ -128,7 +128,8 @@ impl ControllerSession {
             return Ok(checked);
         }
         let mut admin = lock(&self.admin);
-        // A page that is read after the facts would re-arm the event after a change that they do not contain.
+        // A page that is read after the facts would re-arm the event after a change that they do
+        // not contain. The page is therefore read first, and Identify after it.
         self.settle_events(&mut admin)?;
         // An alarm that is raised meanwhile is handled by the next call; otherwise a controller could keep this
         // one busy forever.

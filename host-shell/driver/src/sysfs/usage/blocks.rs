@@ -91,7 +91,6 @@ impl BlockWalk<'_> {
         }
     }
 
-    /// Returns the places where the device is mounted.
     fn mounts(&mut self, device: &str, node: &DeviceNode) -> MountPoints {
         let number = self.host.text(format!("sys/class/block/{device}/dev"));
         let mut places = MountPoints::default();

@@ -132,8 +132,8 @@ impl UsageCensus {
                 return;
             }
         }
-        // Other threads may have a file table and mounts of their own, and may outlive a first thread that has
-        // ended.
+        // Other threads may have a file table and mounts of their own, and may outlive a first
+        // thread that has ended. A disk that only such a thread has open would otherwise look free.
         for thread in host.names(format!("{folder}/task")) {
             let Ok(number) = thread.parse::<u32>() else {
                 continue;
