@@ -7,7 +7,8 @@ use super::quantise;
 use super::source::{VectorSet, VectorSource};
 use nvme_compute_kernel::search::walk::sum_of;
 use nvme_compute_kernel::search::{MOST_DEGREE, NODE_BLOCK, NONE, node_bytes, word};
-use nvme_host::{Error, Result, Store};
+use nvme_driver::{Error, Result};
+use nvme_store::Store;
 use nvme_units::mix;
 use rayon::prelude::*;
 

@@ -4,8 +4,8 @@
 use super::index::VectorIndex;
 use super::{SearchAnswers, SearchParameters};
 use nvme_compute_kernel::search::walk::GraphWalk;
-use nvme_host::store::{StoreTransfer, status};
-use nvme_host::{Error, Result};
+use nvme_driver::{Error, Result};
+use nvme_store::{StoreTransfer, status};
 use rayon::prelude::*;
 
 /// Division of queries among threads.

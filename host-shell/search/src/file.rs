@@ -3,8 +3,9 @@
 use super::element::ElementType;
 use super::source::VectorSet;
 use nvme_compute_kernel::search::{MOST_ELEMENTS, MOST_NODES};
-use nvme_host::files::open_regular;
-use nvme_host::{Catalog, Error, Result};
+use nvme_driver::{Error, Result};
+use nvme_files::Catalog;
+use nvme_files::files::open_regular;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

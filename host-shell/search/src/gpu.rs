@@ -7,11 +7,10 @@ use super::index::VectorIndex;
 use super::{SearchAnswers, SearchParameters, VectorMetric};
 use nvme_compute_kernel::search::{CENTROIDS, SearchLaunch};
 use nvme_compute_kernel::{SEARCH_PTX, kernel};
+use nvme_cuda::{DeviceMemory, Gpu, KernelArgument, KernelFunction, Module, PendingRows, Stream};
+use nvme_driver::{Error, Result};
 use nvme_gpu_kernel::rows::BLOCK_WARPS;
-use nvme_host::cuda::{
-    DeviceMemory, Gpu, KernelArgument, KernelFunction, Module, PendingRows, Stream,
-};
-use nvme_host::{Error, Result, Table};
+use nvme_store::Table;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;

@@ -7,7 +7,7 @@ use super::metric::VectorMetric;
 use super::source::VectorSet;
 use nvme_compute_kernel::search::walk::distance;
 use nvme_compute_kernel::search::{EXPANDED, NONE, distance_of, id_of, key};
-use nvme_host::Result;
+use nvme_driver::Result;
 use nvme_units::{SplitMix, mix};
 use rayon::prelude::*;
 

@@ -4,7 +4,8 @@ use super::header::{HEADER_BYTES, IndexHeader, checksum};
 use super::source::VectorSet;
 use nvme_compute_kernel::search::NODE_BLOCK;
 use nvme_compute_kernel::search::walk::{IndexQuantisation, NodeWords};
-use nvme_host::{Error, Result, Store};
+use nvme_driver::{Error, Result};
+use nvme_store::Store;
 use std::sync::Arc;
 
 /// Bytes that are read at a time when an index is opened.
@@ -78,7 +79,7 @@ impl VectorIndex {
 
     /// Returns the nodes.
     #[cfg(feature = "cuda")]
-    pub(super) fn nodes(&self) -> Result<nvme_host::Table> {
+    pub(super) fn nodes(&self) -> Result<nvme_store::Table> {
         let first = self.offset + self.header.nodes_at();
         self.store.table(
             first,

@@ -43,8 +43,8 @@ pub use nvme_compute_kernel::search::{
 };
 pub use source::{VectorDistribution, VectorSet, VectorSource};
 
-use nvme_host::store::status;
-use nvme_host::{Error, Result};
+use nvme_driver::{Error, Result};
+use nvme_store::status;
 
 /// Parameters of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

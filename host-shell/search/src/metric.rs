@@ -1,7 +1,7 @@
 //! Metrics of vectors, and normalisation to length 1.
 
 use super::source::VectorSet;
-use nvme_host::{Error, Result};
+use nvme_driver::{Error, Result};
 use rayon::prelude::*;
 use std::borrow::Cow;
 

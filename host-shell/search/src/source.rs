@@ -2,7 +2,7 @@
 
 use super::header::MOST_NODES;
 use nvme_compute_kernel::search::MOST_ELEMENTS;
-use nvme_host::{Error, Result};
+use nvme_driver::{Error, Result};
 use nvme_units::{SplitMix, mix};
 use rayon::prelude::*;
 

@@ -3,7 +3,7 @@
 use super::header::checksum;
 use super::*;
 use nvme_compute_kernel::search::word;
-use nvme_host::{Store, StoreOptions};
+use nvme_store::{Store, StoreOptions};
 use std::sync::Arc;
 
 mod files;
@@ -554,7 +554,7 @@ fn a_build_that_is_ended_leaves_no_index() {
     built(&store, 0, source, &vectors, small());
     for last in [BuildPhase::Graph(200), BuildPhase::Write(200)] {
         let mut stop = |step| match step == last {
-            true => Err(nvme_host::Error::Interrupted),
+            true => Err(nvme_driver::Error::Interrupted),
             false => Ok(()),
         };
         let ended = build(&store, 0, (source, &vectors), small(), &mut stop);

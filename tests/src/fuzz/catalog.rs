@@ -1,6 +1,6 @@
 //! A file of tensors is not trusted: its header is read, or refused, and what it describes lies inside of it.
 
-use nvme_host::catalog::{Catalog, CatalogFormat, HeaderSource};
+use nvme_files::catalog::{Catalog, CatalogFormat, HeaderSource};
 
 /// A file whose first bytes are given; the rest is zeros.
 struct Padded<'a> {
@@ -14,7 +14,7 @@ impl HeaderSource for Padded<'_> {
         self.len
     }
 
-    fn read_at(&self, offset: u64, data: &mut [u8]) -> nvme_host::Result<()> {
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> nvme_driver::Result<()> {
         let end = offset.checked_add(data.len() as u64);
         assert!(
             end.is_some_and(|end| end <= self.len),
@@ -56,7 +56,7 @@ pub fn catalog(bytes: &[u8]) {
     };
     match Catalog::of(&source) {
         Ok(found) => judge(&found, &source),
-        Err(nvme_host::Error::Usage { cause, remedy }) => {
+        Err(nvme_driver::Error::Usage { cause, remedy }) => {
             assert!(!cause.is_empty() && !remedy.is_empty());
         }
         Err(other) => panic!("{other}"),

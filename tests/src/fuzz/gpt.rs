@@ -2,7 +2,7 @@
 
 use super::Input;
 use nvme_ext4::{SourceError, VolumeSource};
-use nvme_host::files::PartitionTable;
+use nvme_files::files::PartitionTable;
 
 /// Blocks of the drive.
 const BLOCKS: usize = 64;

@@ -1,9 +1,9 @@
 //! A page store is not trusted: whatever its blocks say, a page is what was stored, or it is missing.
 
 use super::Input;
-use nvme_host::store::StoreTransfer;
 use nvme_kv::format::{StructureBlock, UNIT, seal};
 use nvme_kv::{AreaRequest, BlockMedium, KvError, ModelFingerprint, PageStore, StoreOutcome};
+use nvme_store::StoreTransfer;
 use std::sync::{Mutex, OnceLock};
 
 /// Pages of the store.
@@ -28,13 +28,13 @@ impl BlockMedium for ImageBlocks {
         512
     }
 
-    fn read_at(&self, offset: u64, data: &mut [u8]) -> nvme_host::Result<()> {
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> nvme_driver::Result<()> {
         let image = self.0.lock().expect("no thread panics with it");
         data.copy_from_slice(&image[offset as usize..][..data.len()]);
         Ok(())
     }
 
-    fn transfer_all(&self, transfers: &mut [StoreTransfer<'_>]) -> Vec<nvme_host::Result<()>> {
+    fn transfer_all(&self, transfers: &mut [StoreTransfer<'_>]) -> Vec<nvme_driver::Result<()>> {
         let one = |transfer: &mut StoreTransfer<'_>| match transfer {
             StoreTransfer::Read(offset, data) => self.read_at(*offset, data),
             StoreTransfer::Write(offset, data) => self.write_durable(*offset, data),
@@ -42,13 +42,13 @@ impl BlockMedium for ImageBlocks {
         transfers.iter_mut().map(one).collect()
     }
 
-    fn write_durable(&self, offset: u64, data: &[u8]) -> nvme_host::Result<()> {
+    fn write_durable(&self, offset: u64, data: &[u8]) -> nvme_driver::Result<()> {
         let mut image = self.0.lock().expect("no thread panics with it");
         image[offset as usize..][..data.len()].copy_from_slice(data);
         Ok(())
     }
 
-    fn flush(&self) -> nvme_host::Result<()> {
+    fn flush(&self) -> nvme_driver::Result<()> {
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! A manifest is not trusted: it is read, or refused with a place, and its chunks cover the file.
 
-use nvme_host::{Error, Manifest};
+use nvme_driver::Error;
+use nvme_files::Manifest;
 
 /// The text of a manifest.
 pub fn manifest(bytes: &[u8]) {

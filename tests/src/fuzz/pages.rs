@@ -3,8 +3,8 @@
 use nvme_core::spec::identify::{self, ActiveNamespaces, IdentifyController, IdentifyNamespace};
 use nvme_core::spec::log_page::{self, ErrorEntry, FirmwareSlots, SmartData};
 use nvme_core::spec::{Status, feature};
-use nvme_host::sysfs::PciAddress;
-use nvme_host::units;
+use nvme_driver::sysfs::PciAddress;
+use nvme_driver::units;
 use zerocopy::FromBytes;
 
 /// Every accessor of the Identify and log pages, over any bytes.

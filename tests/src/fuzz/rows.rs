@@ -2,11 +2,13 @@
 
 use super::Input;
 use nvme_core::stripes::StripeLayout;
+use nvme_driver::Error;
 use nvme_gpu_kernel::rows::{
     GatherLaunch, RANGES, RangeSplit, RangeTarget, RangesLaunch, code, slot_bytes,
 };
-use nvme_host::store::{DuplicateIds, Format, RowElement, RowIds, RowWidening, WideFormat};
-use nvme_host::{Error, Store, StoreOptions, Table};
+use nvme_store::{
+    DuplicateIds, Format, RowElement, RowIds, RowWidening, Store, StoreOptions, Table, WideFormat,
+};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 const BYTES: usize = 64 << 10;

@@ -3,8 +3,8 @@
 use arbitrary::{Arbitrary, Unstructured};
 use nvme_core::spec::{Cid, Qid, Status};
 use nvme_core::trace::TraceEvent;
+use nvme_cuda::trace;
 use nvme_gpu_kernel::work::TracedEvent;
-use nvme_host::cuda::trace;
 
 /// A record that is plausible, or any words.
 #[derive(Arbitrary, Clone, Copy, Debug)]

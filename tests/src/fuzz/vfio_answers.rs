@@ -1,8 +1,8 @@
 //! What the kernel and a device say of themselves is data: configuration space, regions, the IOMMU.
 
 use super::Input;
-use nvme_host::pci::PciConfig;
-use nvme_host::vfio::info::{HotReset, IommuInfo, VfioRegion};
+use nvme_driver::pci::PciConfig;
+use nvme_driver::vfio::info::{HotReset, IommuInfo, VfioRegion};
 use std::ops::Range;
 
 const PAGE: u64 = 4096;
