@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 struct ScopeArgs {
     #[command(flatten)]
     device: DeviceArgs,
-    /// Namespace, for features that belong to one: 1 when missing; 0 for none, 0xffffffff for all
+    /// Namespace of the feature: 1 when missing, 0 for none, 0xffffffff for all
     #[arg(long, short = 'n', value_name = "NSID", value_parser = bits32)]
     namespace_id: Option<u32>,
 }

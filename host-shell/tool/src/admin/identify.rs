@@ -37,7 +37,7 @@ pub struct ControllerSubject {
 pub struct NamespaceSubject {
     #[command(flatten)]
     device: DeviceArgs,
-    /// Namespace; 0xffffffff for what all of them have in common, where the controller says that
+    /// Namespace; 0xffffffff for what all have in common
     #[arg(long, short = 'n', value_name = "NSID", default_value = "1", value_parser = dword)]
     namespace_id: u32,
 }

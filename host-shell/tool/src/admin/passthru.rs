@@ -81,7 +81,7 @@ struct CommandArgs {
     /// Data to send; standard input when missing or `-`
     #[arg(long, short = 'i', value_name = "FILE")]
     input_file: Option<PathBuf>,
-    /// Byte that fills the buffer past the end of the input, or before the command receives
+    /// Byte that fills the buffer behind the input, or before the command receives
     #[arg(long, short = 'p', value_name = "BYTE", default_value = "0", value_parser = byte)]
     prefill: u8,
     /// Write the data to standard output as it is, instead of a hex dump

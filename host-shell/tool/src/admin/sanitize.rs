@@ -14,8 +14,8 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Erase all data of the NVM subsystem for good, and wait until that is done
 ///
-/// Every namespace of every controller of the subsystem loses its data. The sanitize continues in
-/// the controller after this program has ended; sanitize-log shows its progress.
+/// Every namespace of the subsystem loses its data. The sanitize continues after this program has ended; sanitize-log
+/// shows its progress.
 #[derive(Args)]
 pub struct SanitizeCommand {
     #[command(flatten)]

@@ -16,31 +16,30 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(next_help_heading = "Reads by the GPU against reads by the CPU")]
 pub struct CrossoverArgs {
-    /// Measure batches of rows that the GPU asks for and reads itself against the same rows brought by threads of the
-    /// CPU: by way of a cache in GPU memory, through pinned memory, by the same copy. One object with all cases and the
-    /// hit rates at which both are equally fast. The table overwrites the namespace from its start on (needs --gpu)
+    /// Measure batches of rows that the GPU reads itself against the same rows brought by threads of the CPU, with and
+    /// without a cache in GPU memory, and the hit rates at which both are equally fast. The table overwrites the
+    /// namespace from its start on (needs --gpu; docs/crossover.md)
     #[arg(long, groups = ["in_turns", "by_stations", "by_rows"], requires = "gpu")]
     pub crossover: bool,
-    /// Latencies of reads of a simulated drive, unless --device says one
+    /// Latencies of a simulated drive, unless --device says one
     #[arg(long, value_name = "TIME", value_delimiter = ',', default_value = "0ns,20us,70us", value_parser = units::parse_nanoseconds, requires = "crossover")]
     latencies: Vec<u64>,
-    /// Bytes of a row: whole blocks, and at most what one command reads. Blocks of a simulated drive are of 512 bytes for
-    /// rows of less than 4096, unless --device says so
+    /// Bytes of a row: whole blocks, at most what one command reads
     #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "512,4KiB,16KiB,128KiB", value_parser = some_bytes, requires = "crossover")]
     row_sizes: Vec<u64>,
-    /// Rows of a batch; longer ones are cut to --most-bytes, and to half of the table
+    /// Rows of a batch, cut to --most-bytes and half of the table
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "32,1024,32768", value_parser = number::<u64>(1..=1 << 24), requires = "crossover")]
     batches: Vec<u64>,
     /// Bytes of a batch at most
     #[arg(long, value_name = "BYTES", default_value = "128MiB", value_parser = some_bytes, requires = "crossover")]
     most_bytes: u64,
-    /// Rows of a batch that are in the cache, in percent
+    /// Percent of a batch's rows that are in the cache
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_value = "0,25,50,75,90,95", value_parser = number::<u32>(0..=100), requires = "crossover")]
     hits: Vec<u32>,
-    /// Walks at a time from row to row, where each row says which one is next, with rows of 4 KiB at most
+    /// Pointer chases at a time over rows of 4 KiB at most, where each row names the next
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,32,1024", value_parser = number::<u32>(1..=65_536), requires = "crossover")]
     walks: Vec<u32>,
-    /// Rows of a walk, or fewer where all of them are more than --most-bytes
+    /// Rows of a chase, or fewer where all are more than --most-bytes
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::<u32>(1..=65_536), requires = "crossover")]
     hops: u32,
 }

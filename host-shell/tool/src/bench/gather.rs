@@ -13,15 +13,14 @@ use std::sync::Arc;
 #[derive(Args)]
 #[command(next_help_heading = "Rows by ids")]
 pub struct GatherArgs {
-    /// Measure `out = table[ids]`, one object a line: lays out a table from the namespace's start on, and gathers
-    /// rows by random ids, into GPU memory with --gpu; each row is checked, and written back where the GPU writes
-    /// such rows (whole blocks of one drive)
+    /// Measure `out = table[ids]`: lays out a table from the namespace's start on and gathers rows by random ids, into
+    /// GPU memory with --gpu; each row is checked, and written back where the GPU can
     #[arg(long, groups = ["in_turns", "by_stations", "by_rows"])]
     pub gather: bool,
     /// Bytes of the table, which overwrites the namespace
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = some_bytes, requires = "by_rows")]
     pub table: u64,
-    /// Bytes of a row, multiples of 8: one case for each
+    /// Bytes of a row, multiples of 8: a case for each
     #[arg(long, value_name = "BYTES", value_delimiter = ',', default_values_t = [4096u64], value_parser = some_bytes, requires = "gather")]
     row: Vec<u64>,
     /// Rows of each gather; as many as make a long run when missing
@@ -45,7 +44,7 @@ pub struct OnGpuArgs {
     /// Blocks of threads that gather or multiply at a time
     #[arg(long, value_name = "N", default_value_t = RowsOptions::default().stations, value_parser = number::<u32>(1..=1024), requires_all = ["by_stations", "gpu"])]
     pub stations: u32,
-    /// Drives of the same name in stripes of 128 KiB, for `sim:mem`: the table lies on all of them
+    /// Drives of `sim:mem` in stripes of 128 KiB on which the table lies
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u32>(1..=32), requires_all = ["gather", "gpu"])]
     members: u32,
     /// Measure each case also with a cache of BYTES of GPU memory

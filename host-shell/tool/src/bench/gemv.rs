@@ -17,19 +17,17 @@ use std::sync::Arc;
 #[derive(Args)]
 #[command(next_help_heading = "Products with a matrix")]
 pub struct GemvArgs {
-    /// Measure `y = W x` with a matrix of ROWS x COLUMNS on the drive, one object a line: by the kernel that
-    /// reads it (needs --gpu), by a read into GPU memory and a product, by the product alone, and by reads of the CPU,
-    /// copies and a product; each product is compared. The matrix overwrites the namespace from its start on
+    /// Measure `y = W x` with a matrix on the drive: by the kernel that reads it (needs --gpu), by a read into GPU
+    /// memory and a product, by the product alone, and by reads of the CPU, copies and a product; each is compared. The
+    /// matrix overwrites the namespace from its start on
     #[arg(long, value_name = "ROWSxCOLUMNS", value_parser = shape, groups = ["in_turns", "by_stations", "product"], requires = "gpu")]
     gemv: Option<(u32, u32)>,
-    /// With --gemv: multiply N rows anywhere in the matrix, named by ids in GPU memory: by the kernel that reads them, by
-    /// a gather and a product, by the product alone, and by reads of the CPU, copies and a product
+    /// With --gemv: multiply N rows that ids in GPU memory name, in the same ways
     #[arg(long, value_name = "N", value_parser = crate::common::number::<u64>(1..=u64::from(u32::MAX)), requires = "gemv", conflicts_with = "gemm")]
     ids: Option<u64>,
-    /// Measure `Y = X W^T` by the tensor cores with TOKENS rows of halves in GPU memory and a matrix of ROWS x COLUMNS on
-    /// the drive, one object a line: by one launch whose blocks read it and multiply (needs --gpu), by the product alone,
-    /// and, for bf16 and f16, after a read into GPU memory, and after reads of the CPU and copies; some rows of each
-    /// product are compared. The matrix overwrites the namespace from its start on
+    /// Measure `Y = X W^T` by the tensor cores with TOKENS rows in GPU memory and a matrix on the drive: by one launch
+    /// that reads and multiplies (needs --gpu), by the product alone, and for bf16 and f16 after a read into GPU memory
+    /// or reads of the CPU; some rows are compared. The matrix overwrites the namespace from its start on
     #[arg(long, value_name = "TOKENSxROWSxCOLUMNS", value_parser = three, groups = ["in_turns", "by_stations", "product"], conflicts_with = "gemv", requires = "gpu")]
     gemm: Option<(u32, u32, u32)>,
     /// Blocks that read, with --gemm; 0 for the library's choice

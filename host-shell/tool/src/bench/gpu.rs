@@ -20,7 +20,7 @@ const LAUNCH_SECONDS: f64 = 0.5;
 #[derive(Args)]
 #[command(next_help_heading = "GPU")]
 pub struct SuiteArgs {
-    /// Measure every case of a suite against a null controller on the CPU, one line each; no device
+    /// Measure every case of a suite against a null controller on the CPU; no device
     #[arg(long, value_enum, requires = "gpu")]
     pub suite: Option<SuiteName>,
     /// Only the cases whose name has TEXT in it
@@ -42,7 +42,7 @@ pub struct SuiteArgs {
         requires = "suite"
     )]
     controller_threads: usize,
-    /// Do a small part of the work: for a look, not for figures
+    /// Do a small part of the work, for a look
     #[arg(long, requires = "suite")]
     quick: bool,
 }

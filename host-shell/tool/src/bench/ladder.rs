@@ -15,8 +15,8 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(next_help_heading = "Products of matrices")]
 pub struct LadderArgs {
-    /// Multiply square matrices of SIDE rows by each step of the ladder (docs/ladder.md), by threads of the CPU and by
-    /// cuBLAS where it is installed, in turns (needs --gpu; no --device). Each product is checked
+    /// Multiply square matrices by each step of docs/ladder.md, by the CPU and by cuBLAS where it is installed (needs
+    /// --gpu; no --device); each product is checked
     #[arg(long, value_name = "SIDE", value_delimiter = ',', value_parser = number::<u32>(1..=32_768), group = "in_turns", requires = "gpu")]
     pub matmul: Vec<u32>,
 }

@@ -21,13 +21,12 @@ const CHUNK: usize = 4 << 20;
 #[derive(Args)]
 #[command(next_help_heading = "Ways to memory")]
 pub struct PathsArgs {
-    /// Read FILE into memory by each way in turns, of the GPU with --gpu: our driver (over -d, which holds the same bytes
-    /// or is given them; the simulator over FILE when missing), cuFile, pread into pageable memory and a copy, pread into
-    /// pinned memory and an asynchronous copy. A FILE that is missing is made, and removed at the end. Every byte is
-    /// compared. FILE is read from the page cache where it is there
+    /// Read FILE into memory, of the GPU with --gpu, by each way in turns: our driver (over -d, or the simulator over
+    /// FILE), cuFile, pread and a copy, pread into pinned memory and an asynchronous copy. A missing FILE is made, and
+    /// removed at the end. Every byte is compared. FILE is read from the page cache where it is there
     #[arg(long, value_name = "FILE", group = "in_turns")]
     pub paths: Option<PathBuf>,
-    /// Bytes of the sequential reads, multiples of 4096; those that do not fit into a run are left out
+    /// Bytes of the sequential reads, multiples of 4096
     #[arg(
         long,
         value_name = "BYTES",
@@ -37,10 +36,10 @@ pub struct PathsArgs {
         requires = "paths"
     )]
     sizes: Vec<u64>,
-    /// Reads of 4 KiB in a batch; the next batch waits for all of them
+    /// Reads of 4 KiB in a batch
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = number::<usize>(1..=4096), requires = "paths")]
     batch: usize,
-    /// Threads of the ways of a CPU, and of cuFile; one for each processor, 16 at most, when missing
+    /// Threads of the CPU's ways and of cuFile; one a processor, 16 at most, when missing
     #[arg(long, value_name = "N", value_parser = number::<usize>(1..=256), requires = "paths")]
     cpu_threads: Option<usize>,
 }

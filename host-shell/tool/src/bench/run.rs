@@ -69,11 +69,10 @@ pub struct BenchCommand {
     /// Duration of the run: 10s, 500ms
     #[arg(long, value_parser = duration, conflicts_with = "io_size")]
     runtime: Option<Duration>,
-    /// Bytes to move, instead of a time; with --paths bytes of one run, 256 MiB when missing
+    /// Bytes to move, instead of a time; with --paths of one run, 256 MiB when missing
     #[arg(long, value_parser = some_bytes)]
     io_size: Option<u64>,
-    /// Bytes of the namespace to use, from its start on, all when missing; with --paths bytes of the file, 1 GiB at
-    /// most when missing, and 256 MiB of one that is made
+    /// Bytes of the namespace to use, all when missing; with --paths of the file, 1 GiB at most when missing
     #[arg(long, value_parser = some_bytes)]
     size: Option<u64>,
     /// Commands per second over all queues
@@ -85,21 +84,19 @@ pub struct BenchCommand {
     /// Write data that names its block, and check every read of it and all of it at the end
     #[arg(long)]
     verify: bool,
-    /// Seed of addresses and mix, and of the data that are laid out; another one for each run when missing, which the
-    /// report names
+    /// Seed of addresses, mix and data; a new one for each run, which the report names, when missing
     #[arg(long, value_parser = number::<u64>(0..=u64::MAX))]
     seed: Option<u64>,
-    /// Go on after commands without an answer, controller resets, and a device that left, for which TIME
-    /// (10s when missing) is waited: what was lost is sent again, and counted
+    /// Go on after lost commands, resets, and a device that left: wait TIME (10s when missing) for it, send what was
+    /// lost again and count it
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "10s", value_parser = duration)]
     recover: Option<Duration>,
-    /// Print a line each TIME about what was done in it: on standard error, or with --json on standard output
-    /// before the report, one object a line: {"interval": {"end_s", "seconds", "reads", "writes", "iops",
-    /// "bw_bytes", "lat_ns_mean"}}
+    /// Print a line each TIME: on standard error, or with --json an object on standard output: {"interval": {"end_s",
+    /// "seconds", "reads", "writes", "iops", "bw_bytes", "lat_ns_mean"}}
     #[arg(long, value_name = "TIME", value_parser = duration)]
     interval: Option<Duration>,
-    /// Draw latency percentiles (or latency over rate, with --ramp; rows over their size, with --gather; GB/s over the size
-    /// of reads, with --paths; GFLOP/s over the side, with --matmul) into FILE.svg or FILE.png
+    /// Draw latency percentiles into FILE.svg or FILE.png (latency over rate with --ramp, rows over their size with
+    /// --gather, GB/s over the size of reads with --paths, GFLOP/s over the side with --matmul)
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     #[cfg(feature = "cuda")]

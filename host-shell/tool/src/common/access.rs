@@ -11,11 +11,10 @@ use std::time::Instant;
 /// Placement of rings, and the way of doorbells and completions.
 #[derive(Args)]
 pub struct AccessArgs {
-    /// Memory of the rings of I/O queues: of this process, or the controller memory buffer
+    /// Memory of the I/O queues' rings: of this process, or the controller memory buffer
     #[arg(long, value_enum, default_value_t = RingPlace::Host)]
     rings: RingPlace,
-    /// Doorbell writes: by the thread that submits, or by a thread that forwards the values stored in
-    /// memory (tier 0)
+    /// Doorbell writes by the thread that submits, or by one that forwards them from memory (tier 0)
     #[arg(long, value_enum, default_value_t = DoorbellAccess::Direct)]
     doorbells: DoorbellAccess,
     /// Sleep until the controller interrupts, instead of polling for completions

@@ -50,7 +50,7 @@ pub struct OutputForm {
 /// The device and how it is used.
 #[derive(Args)]
 pub struct DeviceArgs {
-    /// Device: sim:PATH[?options], sim:mem, sim:null, vfio:BDF, kmod:BDF, vfio-user:SOCKET (see `nvme-gpu --help`)
+    /// Device: sim:, vfio:, kmod: or vfio-user: (see `nvme-gpu --help`)
     #[arg(long, short = 'd')]
     pub device: String,
     #[command(flatten)]

@@ -6,32 +6,32 @@ use nvme_host::sysfs::{BindResult, LendingDriver, PciAddress, SysfsHost};
 use nvme_host::{Error, Result};
 use serde_json::{Value, json};
 
-/// Give a controller to vfio-pci, for --device vfio:BDF, or to the module nvme_gpu, for kmod:BDF; refused while it is
-/// in use: mounts, swap, RAID, LVM, loop devices, exports, programs that have a node of it open. Needs root
+/// Give a controller to vfio-pci (--device vfio:BDF) or to the module nvme_gpu (kmod:BDF). Refused while anything uses
+/// it: mounts, swap, RAID, LVM, loop devices, exports, programs that have a node of it open. Needs root
 #[derive(Args)]
 pub struct BindCommand {
     /// PCI address, as `nvme-gpu list` shows it
     address: String,
-    /// The driver that it is given to: vfio-pci or nvme_gpu
+    /// Driver to bind to
     #[arg(long, value_name = "NAME", default_value = "vfio-pci", value_parser = ["vfio-pci", "nvme_gpu"])]
     driver: String,
-    /// Let this user open the device: /dev/vfio/GROUP becomes his
+    /// User that may open the device (owner of /dev/vfio/GROUP)
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// Take it although it is in use, or although that cannot be seen; what is broken by that is printed
+    /// Take it even if it is in use or that cannot be seen; what breaks is printed
     #[arg(long)]
     force: bool,
     #[command(flatten)]
     form: OutputForm,
 }
 
-/// Give a controller back to the driver that it had before; refused while a program has it open, and when something
-/// else than `bind` took it. Needs root
+/// Give a controller back to its former driver. Refused while a program has it open, and when `bind` did not take it.
+/// Needs root
 #[derive(Args)]
 pub struct UnbindCommand {
     /// PCI address, as `nvme-gpu list` shows it
     address: String,
-    /// Give it back although a program has it open, or something else than `bind` took it
+    /// Give it back even if a program has it open or `bind` did not take it
     #[arg(long)]
     force: bool,
     #[command(flatten)]

@@ -7,8 +7,7 @@ use nvme_host::{Error, Result};
 
 /// Show what this machine can and cannot do with its controllers and GPUs, and the remedy for each
 ///
-/// Looks, and changes nothing; libcuda and libcufile are opened where they are, and libcufile may write cufile.log here.
-/// As root it sees more: capabilities of PCI functions, exclusive use.
+/// Changes nothing; libcufile may write cufile.log here. Root sees more: capabilities of PCI functions, exclusive use.
 #[derive(Args)]
 pub struct DoctorCommand {
     #[command(flatten)]

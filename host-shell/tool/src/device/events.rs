@@ -11,8 +11,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Print asynchronous events as the controller reports them, one a line
 ///
-/// Health warnings (temperature, spare, reliability), changed namespaces, firmware activations, errors. Every other
-/// command prints the events that come while it runs as warnings.
+/// Health warnings, changed namespaces, firmware activations, errors. Other commands print the events that come while
+/// they run as warnings.
 #[derive(Args)]
 pub struct EventsCommand {
     #[command(flatten)]

@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 
 /// Check peer-to-peer transfers: blocks straight into the memory of another device and back
 ///
-/// The former content of the peer's memory and of the blocks is restored at the end. Without --allow-write
-/// nothing is written to a real disk, and only reads into the peer are checked.
+/// The peer's memory and the blocks are restored at the end. Without --allow-write only reads into the peer are checked
+/// on a real disk.
 #[derive(Args)]
 pub struct PeerCommand {
     #[command(flatten)]
     namespace: NamespaceArgs,
     #[command(flatten)]
     write: WriteArgs,
-    /// The peer's memory: /sys/bus/pci/devices/BDF/resourceN; or vfio:BDF?bar=N, of a function that is bound to
-    /// vfio-pci, exported as a dma-buf, which is what a device with iommu=iommufd needs
+    /// The peer's memory: /sys/bus/pci/devices/BDF/resourceN, or vfio:BDF?bar=N of a function bound to vfio-pci (which
+    /// iommu=iommufd needs)
     #[arg(long, value_name = "FILE")]
     peer: PathBuf,
     /// Bytes into it

@@ -16,18 +16,17 @@ const TICK: Duration = Duration::from_millis(50);
 
 /// Serve a simulated controller to QEMU or another vfio-user client
 ///
-/// Clients are served one after another until Ctrl-C, which ends with exit code 0 and removes the
-/// socket. The socket can be used by its owner alone. With --json, one line tells that the socket is
-/// there, and one at the end what was done.
+/// Clients are served one after another until Ctrl-C, which ends with exit code 0 and removes the socket. Only its
+/// owner can use the socket. With --json, a line says that the socket is there, and one at the end what was done.
 #[derive(Args)]
 pub struct ServeCommand {
-    /// Controller: sim:PATH[?options], sim:mem, sim:null (see `nvme-gpu --help`)
+    /// Controller: sim:PATH[?options], sim:mem, sim:null
     #[arg(long, short = 'd')]
     device: String,
-    /// Socket to make in a folder that exists; the socket of a server that has ended is replaced
+    /// Socket to make; one of a server that has ended is replaced
     #[arg(long, short = 's', value_name = "PATH")]
     socket: PathBuf,
-    /// Threads that serve the queues, as the option threads= of the device; 1 without either
+    /// Threads that serve the queues, as threads= of the device; 1 when missing
     #[arg(long, value_name = "N", value_parser = crate::common::number::<u16>(1..=64))]
     threads: Option<u16>,
     /// End when the first client has left

@@ -7,7 +7,7 @@ use nvme_host::{Error, Result};
 
 /// Show how NVMe controllers and GPUs are connected: switches, links, ACS, IOMMU groups, and the tiers of each pair
 ///
-/// Looks, and changes nothing. As root it sees more: ACS, and links of older kernels.
+/// Changes nothing. Root sees more: ACS, and links of older kernels.
 #[derive(Args)]
 pub struct TopologyCommand {
     #[command(flatten)]

@@ -8,7 +8,7 @@ use nvme_host::files::FileLocation;
 /// Write a file of an ext4 on a drive to standard output
 #[derive(Args)]
 pub struct CatCommand {
-    /// File: DEVICE:/path; a partition is part=N in the device
+    /// File of a drive
     #[arg(value_name = "DEVICE:/PATH")]
     location: String,
     #[command(flatten)]

@@ -15,7 +15,7 @@ const SHOWN: usize = 8;
 /// List the tensors of a file: safetensors, the index of several, GGUF, .npy
 #[derive(Args)]
 pub struct CatalogArgs {
-    /// A file of this machine, or DEVICE:/path for one on a drive; a partition is part=N in the device
+    /// File of this machine, or DEVICE:/path
     file: String,
     /// Print the header's keys, too
     #[arg(long, short = 'm')]

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Copy a file, or a folder with all that is in it, out of an ext4 on a drive
 #[derive(Args)]
 pub struct CpCommand {
-    /// File: DEVICE:/path; a partition is part=N in the device
+    /// File of a drive
     #[arg(value_name = "DEVICE:/PATH")]
     location: String,
     /// Destination: a file, replaced when everything has been read, or a folder

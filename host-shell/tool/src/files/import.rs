@@ -18,8 +18,8 @@ use xxhash_rust::xxh3::Xxh3;
 /// Files and their position on the device.
 #[derive(Args)]
 struct ImportPlaces {
-    /// File of this machine; the index of a model in several files (.json), or the first part of a split GGUF, stands for
-    /// all of them, one after another, each from a multiple of 4096 bytes after --offset on
+    /// File; the index of a model (.json), or the first part of a split GGUF, stands for all its files, each from a
+    /// multiple of 4096 bytes on
     file: PathBuf,
     /// Device: as for other commands, or file:PATH
     #[arg(long, short = 'd')]
@@ -36,7 +36,7 @@ struct ImportPlaces {
 pub struct ImportCommand {
     #[command(flatten)]
     places: ImportPlaces,
-    /// Continue an interrupted import: keep the data that are on the device already
+    /// Continue an interrupted import
     #[arg(long)]
     resume: bool,
     #[command(flatten)]

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// List a directory of an ext4 on a drive that no kernel mounts
 #[derive(Args)]
 pub struct LsCommand {
-    /// Directory or file: DEVICE:/path; a partition is part=N in the device (vfio:BDF?part=1:/models)
+    /// Directory or file of a drive; part=N names a partition (vfio:BDF?part=1:/models)
     #[arg(value_name = "DEVICE:/PATH")]
     location: String,
     #[command(flatten)]

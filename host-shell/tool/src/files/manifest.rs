@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 /// Hash the chunks of a file of tensors (XXH3), by which `generate` and layer loaders verify what they load
 #[derive(Args)]
 pub struct ManifestArgs {
-    /// A file of this machine, DEVICE:/path for one on a drive (a partition is part=N), or with --offset a device
+    /// File of this machine, DEVICE:/path, or with --offset a device
     file: String,
-    /// FILE is a device, and the file lies there from this byte on, as `import` writes it
+    /// FILE is a device that has the file from this byte on, as `import` writes it
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     offset: Option<u64>,
     /// The size of the file at --offset, where its header alone does not say it

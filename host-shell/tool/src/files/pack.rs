@@ -44,8 +44,8 @@ const LAYOUT: [&str; 14] = [
 
 /// Make an image of an ext4 with the files of a folder, each in one piece (needs mke2fs)
 ///
-/// The image can be written to a drive or partition, or used as it is: sim:IMAGE, file:IMAGE. Every file is read back
-/// out of it and compared. MKE2FS=PROGRAM names another mke2fs.
+/// Use it as sim:IMAGE or file:IMAGE, or write it to a drive or partition. Every file is read back and compared.
+/// MKE2FS=PROGRAM names another mke2fs.
 #[derive(Args)]
 pub struct PackCommand {
     /// Folder

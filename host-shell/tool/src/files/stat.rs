@@ -13,8 +13,7 @@ const BLOCK: u64 = 512;
 /// Describe a file of an ext4 on a drive: size, flags, generation, and the blocks that hold its data
 #[derive(Args)]
 pub struct StatCommand {
-    /// File: DEVICE:/path; a partition is part=N in the device; or the path of an immutable file of this machine on a
-    /// mounted ext4
+    /// File of a drive, or an immutable one on a mounted ext4 of this machine
     #[arg(value_name = "DEVICE:/PATH")]
     location: String,
     #[command(flatten)]

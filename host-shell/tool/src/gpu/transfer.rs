@@ -41,7 +41,7 @@ pub struct GpuArgs {
     /// Let GPU N drive the queues (0 without a number)
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", value_parser = number::<u32>(0..=1023))]
     pub gpu: Option<u32>,
-    /// Owner of a queue: one thread, warp or block, or all threads, which share it
+    /// Owner of a queue: one thread, a warp, a block, or all threads together
     #[arg(long, value_enum, default_value = "warp", requires = "gpu")]
     pub mode: ModeArg,
     /// Placement of doorbells, data and rings (see docs/topology.md)
@@ -50,12 +50,11 @@ pub struct GpuArgs {
     /// Have data in the controller memory buffer, where CMBSZ allows that
     #[arg(long, requires = "gpu")]
     pub data_in_cmb: bool,
-    /// Threads in all, for --mode shared, 256 for each queue when missing; threads of a queue's block, for
-    /// --mode block, 128 when missing
+    /// Threads: in all for --mode shared, 256 for each queue when missing; of a block for --mode block, 128 when
+    /// missing
     #[arg(long, default_value_t = 0, hide_default_value = true, requires = "gpu", value_parser = number::<u32>(0..=0xFFFF_FFFF))]
     pub threads: u32,
-    /// Write what the kernels did to FILE: a Chrome trace for ui.perfetto.dev when it ends in .json, else
-    /// text
+    /// Write what the kernels did to FILE: a Chrome trace for ui.perfetto.dev in .json, else text
     #[arg(long, value_name = "FILE", requires = "gpu")]
     pub trace: Option<PathBuf>,
 }
@@ -73,11 +72,10 @@ pub struct ShapeArgs {
     /// Bytes per command; cut to what the controller transfers at once
     #[arg(long, default_value = "1MiB", value_parser = some_bytes, requires = "gpu")]
     pub bytes: u64,
-    /// Order of the commands: ascending, or by chance in pieces of as many as are in flight
+    /// Order of the commands
     #[arg(long, value_enum, default_value = "sequential", requires = "gpu")]
     pub pattern: PatternArg,
-    /// Go on after commands without an answer, controller resets, and a device that left, for which TIME
-    /// (10s when missing) is waited
+    /// Go on after lost commands, resets, and a device that left: wait TIME (10s when missing) for it
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "10s", value_parser = duration, requires = "gpu")]
     pub recover: Option<Duration>,
 }

@@ -18,10 +18,10 @@ pub struct CompareCommand {
     /// First block
     #[arg(long, short = 's', visible_alias = "start-block", default_value_t = 0, value_parser = number::<u64>(0..=u64::MAX))]
     lba: u64,
-    /// The expected data: a file of whole blocks, or a pipe, which is read to its end; `-` is standard input
+    /// Expected data: a file of whole blocks or a pipe; `-` is standard input
     #[arg(long = "in", short = 'i', visible_alias = "data", value_name = "FILE")]
     input: PathBuf,
-    /// Blocks that a file must have, or how many to take from a pipe or a device such as /dev/zero
+    /// Blocks that the file must have, or to take from a pipe or device
     #[arg(long, short = 'b', value_parser = number::<u64>(1..=u64::MAX))]
     blocks: Option<u64>,
 }

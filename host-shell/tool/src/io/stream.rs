@@ -21,7 +21,7 @@ pub struct StreamCommand {
     /// First block
     #[arg(long, short = 's', default_value_t = 0, value_parser = number::<u64>(0..=u64::MAX))]
     lba: u64,
-    /// Bytes to read; more than there are from LBA on begin there again. All when missing
+    /// Bytes to read, wrapping at the end; all when missing
     #[arg(long, value_parser = some_bytes)]
     size: Option<u64>,
     /// Queue pairs

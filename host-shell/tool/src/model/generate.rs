@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 /// Generate text with a GGUF model of the architecture llama, whose weights stream from a drive
 #[derive(Args)]
 pub struct GenerateCommand {
-    /// A file of this machine, DEVICE:/path for one on a drive (a partition is part=N), or with --offset a device
+    /// File of this machine, DEVICE:/path, or with --offset a device
     #[arg(value_name = "MODEL")]
     model: String,
-    /// MODEL is a device, and the file lies there from this byte on, as `import` writes it
+    /// MODEL is a device that has the file from this byte on, as `import` writes it
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     offset: Option<u64>,
     /// The size of the file at --offset, where its header alone does not say it
@@ -43,10 +43,10 @@ pub struct GenerateCommand {
     /// Tokens, at most: the model may end before
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::<u32>(1..=1_000_000))]
     tokens: u32,
-    /// Memory for weights: what is not in it streams, layer by layer
+    /// Memory for weights; the other layers stream
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = parse_bytes)]
     budget: u64,
-    /// Compute on GPU N (0 without a number), which reads the drive by itself; without it on the CPU
+    /// Compute on GPU N (0 without a number), which submits the reads
     #[cfg(feature = "cuda")]
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", value_parser = number::<u32>(0..=1023))]
     gpu: Option<u32>,
@@ -54,10 +54,10 @@ pub struct GenerateCommand {
     namespace: NamespaceId,
     #[command(flatten)]
     timeout: CommandTimeout,
-    /// Verify what is loaded by the manifest that `nvme-gpu manifest` made of MODEL: on the GPU with --gpu
+    /// Verify what is loaded by a file of `nvme-gpu manifest`
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
-    /// Write the numbers from which each token was taken: an array of float32, tokens times vocabulary, as .npy
+    /// Write the logits of each token as .npy: float32, tokens times vocabulary
     #[arg(long, value_name = "FILE")]
     logits: Option<PathBuf>,
     /// Print one JSON object at the end

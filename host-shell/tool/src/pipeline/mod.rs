@@ -18,15 +18,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Read matrices from a drive and multiply them, batch after batch, by a GPU or by the CPU; every product is compared
-/// with one of the CPU in double precision
+/// Read matrices from a drive and multiply them, batch after batch; every product is compared with one of the CPU in
+/// double precision
 #[derive(Args)]
 pub struct PipelineCommand {
     /// The pipeline to run
     #[arg(value_enum)]
     name: NameArg,
-    /// Device: sim:PATH[?options], sim:mem, vfio:BDF, kmod:BDF, vfio-user:SOCKET, file:PATH; a simulated one in memory
-    /// when missing
+    /// Device, or file:PATH; a simulated one in memory when missing
     #[arg(long, short = 'd')]
     device: Option<String>,
     #[command(flatten)]
@@ -37,7 +36,7 @@ pub struct PipelineCommand {
     form: OutputForm,
     #[command(flatten)]
     write: WriteArgs,
-    /// The device holds the matrices of the same sizes and seed from an earlier run: write nothing
+    /// The device has the matrices of an earlier run with the same sizes and seed: write nothing
     #[arg(long)]
     keep_data: bool,
     /// Multiply and read by GPU N (0 without a number)
@@ -47,13 +46,13 @@ pub struct PipelineCommand {
     /// Format of the stored matrices: f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q6_k
     #[arg(long, value_name = "FORMAT", default_value = "bf16", value_parser = crate::bench::stored)]
     stored: StoredFormat,
-    /// Rows of a matrix; of an iterative computation the columns divided by --parts when missing
+    /// Rows of a matrix; iterative: the columns divided by --parts when missing
     #[arg(long, value_name = "N", value_parser = number::<u32>(1..=1 << 24))]
     rows: Option<u32>,
     /// Columns of a matrix
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = number::<u32>(1..=1 << 24))]
     columns: u32,
-    /// Vectors that each matrix is multiplied with: the columns of the other matrix
+    /// Vectors that each matrix is multiplied with
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = number::<u32>(1..=4096))]
     vectors: u32,
     /// Matrices on the device, which batches take in turns
@@ -62,10 +61,10 @@ pub struct PipelineCommand {
     /// Matrices in memory at a time
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = number::<u32>(1..=64))]
     buffers: u32,
-    /// Batches of a run; of an iterative computation how often the product is fed back
+    /// Batches of a run; iterative: how often the product is fed back
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = number::<u64>(1..=1 << 32))]
     batches: u64,
-    /// Runs; the median counts, after a first run that does not
+    /// Runs, after one that does not count; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = number::<usize>(1..=1000))]
     runs: usize,
     /// Duration of continuous-processing
@@ -74,8 +73,7 @@ pub struct PipelineCommand {
     /// Time for which continuous-processing tries a failed batch again
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     recover: Duration,
-    /// Print a line each TIME about what continuous-processing did in it: on standard error, or with --json on standard
-    /// output before the report, one object a line
+    /// Print a line each TIME of continuous-processing: on standard error, or with --json an object on standard output
     #[arg(long, value_name = "TIME", value_parser = duration)]
     interval: Option<Duration>,
     /// Time limit of a batch
@@ -87,10 +85,10 @@ pub struct PipelineCommand {
     /// Seed of the matrices and vectors
     #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
     seed: u64,
-    /// A file that data-source-comparison makes for reads by pread, and removes
+    /// File that data-source-comparison makes, reads by pread, and removes
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Write what took place when into FILE, as trace events (JSON) for Perfetto and Chrome
+    /// Write what took place when, as trace events (JSON) for Perfetto and Chrome
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Draw what took place when into FILE.svg or FILE.png
@@ -99,7 +97,7 @@ pub struct PipelineCommand {
     /// Draw and trace the last TIME only
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     window: Duration,
-    /// Bytes of a simulated device, when none is named; as many as it takes when missing
+    /// Bytes of the simulated device; as many as it takes when missing
     #[arg(long, value_name = "BYTES", value_parser = some_bytes, conflicts_with = "device")]
     size: Option<u64>,
 }

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 /// Queues of the CPU.
 const QUEUES: u32 = 8;
 
-/// Take vectors of a file, or make some, make their graph and its index, and write it; all threads of the CPU do it
+/// Make the graph and index of vectors, of a file or generated, with all threads of the CPU
 #[derive(Args)]
 pub struct BuildCommand {
-    /// Output: a device, or a file (file:PATH, or a path that begins with / or ./), which is made if it is missing
+    /// Output: a device, or a file (file:PATH, /PATH, ./PATH), which is made if missing
     #[arg(long = "out", short = 'o', value_name = "DEVICE")]
     device: String,
     #[command(flatten)]
@@ -28,7 +28,7 @@ pub struct BuildCommand {
     write: WriteArgs,
     #[command(flatten)]
     input: InputArgs,
-    /// Distribution of generated vectors: around 256 centres, or evenly spread, the hard case
+    /// Distribution of generated vectors: around 256 centres, or even, the hard case
     #[arg(long, value_name = "KIND", default_value = "clustered", value_parser = kind, conflicts_with = "input")]
     vectors: VectorDistribution,
     /// Vectors
@@ -37,8 +37,7 @@ pub struct BuildCommand {
     /// Elements of a vector: 128 of generated ones when missing; --element needs it
     #[arg(long, value_name = "N", value_parser = number::<u32>(1..=MOST_ELEMENTS.into()))]
     dim: Option<u32>,
-    /// By what vectors are compared: euclidean; cosine, for which vectors and queries are divided by their lengths; or
-    /// inner_product, where the greatest is the nearest
+    /// Measure: euclidean, cosine, or inner_product, where the greatest is the nearest
     #[arg(long, value_name = "METRIC", default_value = "euclidean", value_parser = metric)]
     metric: VectorMetric,
     /// Other vectors for another number
@@ -47,10 +46,10 @@ pub struct BuildCommand {
     /// Neighbours of a node at most
     #[arg(long, value_name = "N", default_value_t = MOST_DEGREE, value_parser = number::<u32>(1..=MOST_DEGREE.into()))]
     degree: u32,
-    /// Candidates of each search while the graph is made: more make a better graph, and take longer
+    /// Candidates of a search while the graph is made: more make a better graph, and take longer
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = number::<u32>(1..=1000))]
     build_list: u32,
-    /// Elements that one byte in memory stands for: 4 when missing, or all of a vector that has fewer
+    /// Elements for each byte in memory: 4, or all of a shorter vector, when missing
     #[arg(long, value_name = "N", value_parser = number::<u32>(1..=MOST_ELEMENTS.into()))]
     sub_dim: Option<u32>,
 }

@@ -8,11 +8,11 @@ use std::path::PathBuf;
 /// A file of vectors, and the type of its elements where it does not say it.
 #[derive(Args)]
 pub struct InputArgs {
-    /// Take them from this file, not from a generator: .npy or .safetensors with one array (vectors, elements); .fbin,
-    /// .f16bin, .bf16bin, .i8bin or .u8bin, as DiskANN has them; or, with --element, elements alone
+    /// Vectors: .npy or .safetensors with one array (vectors, elements); .fbin, .f16bin, .bf16bin, .i8bin or .u8bin of
+    /// DiskANN; with --element, elements alone
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
-    /// The file has nothing but elements of this type: f32, f16, bf16, i8, u8
+    /// Type of a file of elements alone: f32, f16, bf16, i8, u8
     #[arg(long, value_name = "TYPE", requires = "input", value_parser = element)]
     element: Option<ElementType>,
 }

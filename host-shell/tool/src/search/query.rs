@@ -27,7 +27,8 @@ const MOST_QUEUES: u32 = 16;
 #[cfg(feature = "cuda")]
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
 
-/// Search an index for the nearest vectors of queries, of a file or made for it, and say how many of the nearest were found; with --gpu by a kernel that reads nodes by itself, and by threads of the CPU, in turns
+/// Search an index for the nearest vectors of queries, and say how many were found; with --gpu by a kernel that reads
+/// the nodes and by threads of the CPU, in turns
 #[derive(Args)]
 pub struct QueryCommand {
     /// Device with the index: sim:PATH[?options], vfio:BDF, kmod:BDF, vfio-user:SOCKET, file:PATH
@@ -46,7 +47,7 @@ pub struct QueryCommand {
     /// Nodes of a query that are read at a time
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = number::<u32>(1..=MOST_BEAM.into()))]
     beam: u32,
-    /// Candidates that are kept, at least as many as results: more find more, and read more
+    /// Candidates that are kept: more find more, and read more
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::<u32>(1..=MOST_LIST.into()))]
     list: u32,
     #[command(flatten)]
@@ -54,22 +55,22 @@ pub struct QueryCommand {
     /// Queries: when missing 10,000, or all of the file's
     #[arg(long, value_name = "N", value_parser = number::<u32>(0..=10_000_000))]
     queries: Option<u32>,
-    /// Write the ids that were found to this file: .npy, an array (queries, k) of int64, -1 where there is none
+    /// Write the ids as .npy: int64, (queries, k), -1 where there is none
     #[arg(long, value_name = "FILE")]
     out_ids: Option<PathBuf>,
-    /// Write their distances to this file: .npy, an array (queries, k) of float32
+    /// Write the distances as .npy: float32, (queries, k)
     #[arg(long, value_name = "FILE")]
     out_distances: Option<PathBuf>,
-    /// Queries whose results are judged; the others may be as good or bad
+    /// Queries whose results are judged
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = number::<u32>(0..=10_000_000))]
     checked: u32,
-    /// Runs of each way; one more, before them, does not count
+    /// Runs of each way, after one that does not count
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = number::<usize>(1..=1000))]
     runs: usize,
-    /// Threads of the searches by the CPU
+    /// Threads of the CPU's searches
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = number::<usize>(1..=1024))]
     threads: usize,
-    /// Queries that each of them has under way, with their reads in one batch
+    /// Queries that each of them has under way
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = number::<usize>(1..=1024))]
     together: usize,
     /// Search on GPU N (0 without a number), too

@@ -33,14 +33,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 use steps::{IDENTIFY, StepWorkload};
 
-/// Run every step that this machine allows, read-only, and write one file that says what ran: for docs/results/witness
+/// Run every step that this machine allows, read-only, and write one file that says what ran
 ///
-/// Identify, a block, PRP lists up to MDTS, 669 MB and 8.6 GB at depth 32, a loader of layers, rows by ids; by the CPU and
-/// by a GPU where there is one. The bytes of each are compared with those of another way. Nothing is written to the drive
-/// without --write-range. The file has no serial numbers, names of hosts or users, and no paths. docs/witness.md.
+/// Reads blocks, PRP lists up to MDTS, 669 MB and 8.6 GB at depth 32, a loader of layers and rows by ids, by the CPU
+/// and by a GPU where there is one, and compares the bytes with those of another way (docs/witness.md). Nothing is
+/// written to the drive without --write-range. The file has no serial numbers, names of hosts or users, and no paths.
 #[derive(Args)]
 pub struct WitnessCommand {
-    /// Device (see `nvme-gpu --help`); without it the one controller that is bound to vfio-pci or nvme_gpu
+    /// Device; without it the one controller that is bound to vfio-pci or nvme_gpu
     #[arg(long, short = 'd')]
     device: Option<String>,
     #[command(flatten)]

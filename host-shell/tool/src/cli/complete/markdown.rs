@@ -60,6 +60,8 @@ pub fn reference(mut root: Command) -> String {
         .filter_map(|arg| Some((item(arg), arg.get_long()?.to_owned())))
         .collect();
     text.push_str(&common_options(&common));
+    // The command that describes an option first: later ones with the same words refer to it.
+    let mut described: BTreeMap<String, String> = BTreeMap::new();
     for (name, verb) in &verbs {
         text.push_str(&format!("\n## {name}\n\n"));
         if let Some(about) = verb.get_long_about().or(verb.get_about()) {
@@ -74,13 +76,7 @@ pub fn reference(mut root: Command) -> String {
         if !aliases.is_empty() {
             text.push_str(&format!("\nAlso: {}.\n", aliases.join(", ")));
         }
-        let own: String = options(verb)
-            .filter(|arg| !is_common(arg))
-            .map(item)
-            .collect();
-        if !own.is_empty() {
-            text.push_str(&format!("\n{own}"));
-        }
+        text.push_str(&own_options(verb, name, &is_common, &mut described));
         let common: BTreeSet<&str> = options(verb)
             .filter(|arg| is_common(arg))
             .filter_map(Arg::get_long)
@@ -90,6 +86,40 @@ pub fn reference(mut root: Command) -> String {
         }
     }
     text
+}
+
+/// Describes the options that a command does not share with many, and names those that an earlier one has in the same
+/// words.
+fn own_options(
+    verb: &Command,
+    name: &str,
+    is_common: &dyn Fn(&Arg) -> bool,
+    described: &mut BTreeMap<String, String>,
+) -> String {
+    let mut own = String::new();
+    let mut repeated: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for arg in options(verb).filter(|arg| !is_common(arg)) {
+        let text = item(arg);
+        match described.get(&text) {
+            Some(earlier) => {
+                let names = repeated.entry(earlier.clone()).or_default();
+                names.push(short_name(arg));
+            }
+            None => {
+                own.push_str(&text);
+                described.insert(text, name.to_owned());
+            }
+        }
+    }
+    if !own.is_empty() {
+        own.insert(0, '\n');
+    }
+    for (earlier, names) in repeated {
+        let anchor = earlier.replace(' ', "-");
+        let line = format!("As in [{earlier}](#{anchor}): {}.", names.join(", "));
+        own.push_str(&format!("\n{}", wrap("", &line)));
+    }
+    own
 }
 
 /// Describes the common options, item and long name, each under the first set that has it.
@@ -161,6 +191,16 @@ fn collect<'a>(parent: &'a Command, prefix: &str, verbs: &mut Vec<(String, &'a C
 fn options(verb: &Command) -> impl Iterator<Item = &Arg> {
     verb.get_arguments()
         .filter(|arg| !arg.is_hide_set() && arg.get_id() != "help")
+}
+
+/// Returns the name by which a reference names an option: `--long`, or `<VALUE>` of a positional one.
+fn short_name(arg: &Arg) -> String {
+    let names = arg.get_value_names().unwrap_or_default();
+    match (arg.get_long(), names.first()) {
+        (Some(long), _) => format!("`--{long}`"),
+        (None, Some(value)) => format!("`<{value}>`"),
+        (None, None) => format!("`<{}>`", arg.get_id().to_string().to_uppercase()),
+    }
 }
 
 /// Formats one option: its syntax, its meaning, its values.
