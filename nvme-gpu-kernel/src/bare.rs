@@ -100,7 +100,7 @@ entry! {
     /// one that owns a queue does. Any grid of blocks of a multiple of 32 threads, a multiple of
     /// `queue_count` warps in all.
     ///
-    /// If `depth` is not 0 there is a controller, and each warp has a queue to itself: after each [`FED`]
+    /// If `depth` is not 0 there is a controller, and each warp has a queue to itself: after each `FED`
     /// entries it reads as many completions, fences and rings, and ignores the content of the completions.
     /// That is the traffic of a full queue without the queue's logic.
     ///

@@ -76,9 +76,9 @@ pub mod arch;
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 #[path = "lanes/arch.rs"]
 pub mod arch;
-#[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "kernels"))]
 mod assignment;
-#[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "kernels"))]
 mod bare;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "hash"))]
 mod chunks;
@@ -87,7 +87,7 @@ mod chunks;
     any(feature = "rows", feature = "scatter")
 ))]
 mod copy;
-#[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "kernels"))]
 mod entry;
 #[cfg(all(
     any(target_arch = "nvptx64", feature = "lanes"),
@@ -110,7 +110,7 @@ mod launch;
 mod launch_end;
 #[cfg(all(target_arch = "nvptx64", feature = "device-library"))]
 mod library;
-#[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "kernels"))]
 mod owned;
 #[cfg(all(target_arch = "nvptx64", feature = "probes"))]
 mod probes;
@@ -123,7 +123,7 @@ pub mod rows;
 mod scatter;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod scratch_words;
-#[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "kernels"))]
 mod shared;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod station;
@@ -150,7 +150,12 @@ pub use table_rows::TableRows;
 /// The entry points, as each lane of a [launch](lanes::RunningLaunch) on the host calls them.
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 pub mod entries {
+    pub use crate::bare::{nvme_pingpong, nvme_sqe_writes, nvme_verify};
     pub use crate::chunks::nvme_hash_chunks;
+    pub use crate::entry::{
+        nvme_block, nvme_block_traced, nvme_owner, nvme_owner_traced, nvme_shared,
+        nvme_shared_narrow, nvme_shared_traced, nvme_tokens, nvme_warp, nvme_warp_traced,
+    };
     pub use crate::gather::{
         nvme_begin_batched, nvme_check_rows, nvme_copy_rows, nvme_end_launch, nvme_finish_batched,
         nvme_follow_rows, nvme_gather, nvme_gather_batched, nvme_gather_cached,

@@ -14,6 +14,10 @@ use nvme_core::{CollectiveQueue, CommandOutcome, TaggedCompletion};
 const ROUNDS: u32 = 64;
 
 /// Drives queue `number` of the launch by a group: command i belongs to queue i mod `queue_count`.
+#[allow(
+    clippy::manual_is_multiple_of,
+    reason = "the committed PTX is of this form"
+)]
 #[inline(always)]
 pub fn drive<G: ThreadGroup, const FEW: usize, const MANY: usize, const TRACED: bool>(
     launch: &LaunchArguments,

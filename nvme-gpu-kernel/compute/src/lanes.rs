@@ -188,3 +188,17 @@ impl LaneWindow {
         arch::sync_warp(arch::FULL);
     }
 }
+
+/// Copies `bytes` bytes of memory by the lanes of a warp. Every lane calls it.
+///
+/// # Safety
+/// Both ranges are allocated, and nothing else writes them meanwhile. Both addresses and the length are
+/// multiples of 16.
+pub unsafe fn copy_16(to: u64, from: u64, bytes: u32) {
+    let mut at = arch::lane() * 16;
+    while at < bytes {
+        // SAFETY: this function's caller vouches for both ranges.
+        unsafe { arch::copy_16(to + u64::from(at), from + u64::from(at)) };
+        at += 512;
+    }
+}

@@ -99,6 +99,9 @@ mod wide;
 
 #[cfg(all(target_arch = "nvptx64", feature = "tile"))]
 pub mod tile;
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+#[path = "tile/lanes.rs"]
+mod tile;
 
 use core::num::NonZeroU32;
 use nvme_formats::StoredFormat;
@@ -151,6 +154,7 @@ pub const LINEAR_PTX: &str = include_str!("../ptx/linear.ptx");
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 pub mod entries {
     pub use crate::gathered::nvme_gemv_gathered;
+    pub use crate::gemm::kernel::{nvme_gemm, nvme_gemm_clear, nvme_gemm_streamed};
     pub use crate::ngrams::{nvme_ngram_commit, nvme_ngram_rows};
     pub use crate::paged::{nvme_attention_join, nvme_attention_paged};
     pub use crate::search::nvme_search;

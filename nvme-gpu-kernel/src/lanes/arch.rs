@@ -4,7 +4,7 @@
 // UNSAFETY: loads and stores at addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use crate::lanes::{CollectiveCall, ShuffleSource, call, here};
+use crate::lanes::{CollectiveCall, JointStep, ShuffleSource, call, here};
 use nvme_core::sync::{AtomicU64, Order, Scope};
 use std::panic::Location;
 use std::sync::{Mutex, PoisonError};
@@ -117,6 +117,14 @@ pub fn exchange(value: u64) -> [u64; 32] {
     here().exchanged.get()
 }
 
+/// Runs `step` once with the values of all lanes, while all of them wait: the counterpart of an instruction by which a warp
+/// computes together. Every lane of the warp calls it with the same `step`.
+#[track_caller]
+pub fn joint(value: u64, step: fn(&[u64; 32])) {
+    let step = JointStep(step);
+    call(CollectiveCall::Joint { value, step });
+}
+
 /// Returns the value of lane `from` (0 to 7) of this lane's tile of eight. Every lane of the warp calls it.
 #[track_caller]
 pub fn shuffle_tile(value: u32, from: u32) -> u32 {
@@ -138,6 +146,31 @@ pub fn butterfly(mask: u32, value: u32, bits: u32) -> u32 {
 /// counterpart of a `.shared` array of a kernel.
 pub fn shared(name: &'static str, bytes: u32) -> u64 {
     here().shared.array(name, bytes)
+}
+
+/// Returns the address of the block's dynamic shared memory, a multiple of 16, and its length.
+pub fn dynamic_shared() -> (u64, u32) {
+    here().shared.dynamic()
+}
+
+/// Starts a copy of `bytes` bytes, followed by `zeros` zeros.
+///
+/// # Safety
+/// Both ranges are valid until the copy was committed and waited for; nothing writes to the source, nothing accesses the
+/// target meanwhile.
+pub unsafe fn start_copy(to: u64, from: u64, (bytes, zeros): (u32, u32)) {
+    let is_early = lane() % 2 == 1;
+    here().copies.start(is_early, (to, from), (bytes, zeros));
+}
+
+/// Commits the thread's current group of copies.
+pub fn commit_copies() {
+    here().copies.commit();
+}
+
+/// Waits until all of the thread's groups of copies but the last `left` have completed.
+pub fn wait_for_copies(left: u32) {
+    here().copies.wait(left as usize);
 }
 
 /// Waits for the lanes of `mask`; orders memory among them.

@@ -2,22 +2,30 @@
 // UNSAFETY: the state of a running lane is reached through a pointer in a thread-local variable.
 #![allow(unsafe_code)]
 
+use super::copies::LaneCopies;
 use super::shared::BlockArrays;
 use crate::scratch_words::SCRATCH;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use nvme_core::sync::AtomicU32;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::panic::Location;
 use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a lane's stack: in an unoptimised build every function inlined into a kernel takes stack space.
 const STACK_BYTES: usize = 512 << 10;
-/// Number of stacks that are kept for the next launch of the thread.
-const KEPT_STACKS: usize = 1024;
+/// Number of stacks that are kept for the next launch, of any thread.
+const KEPT_STACKS: usize = 2048;
+
+/// Stacks without a lane: to map one and its first pages takes much longer than most lanes run.
+static STACKS: Mutex<Vec<DefaultStack>> = Mutex::new(Vec::new());
+
+fn stacks() -> MutexGuard<'static, Vec<DefaultStack>> {
+    STACKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 std::thread_local! {
-    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
     /// State of the lane that runs now.
     static HERE: Cell<*const LaneState> = const { Cell::new(core::ptr::null()) };
 }
@@ -63,7 +71,24 @@ pub(crate) enum CollectiveCall {
     Sleep {
         ns: u32,
     },
+    /// The step is run once for the warp, with the values of all lanes.
+    Joint {
+        value: u64,
+        step: JointStep,
+    },
 }
+
+/// A function of the values of all lanes of a warp.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct JointStep(pub fn(&[u64; 32]));
+
+impl PartialEq for JointStep {
+    fn eq(&self, other: &Self) -> bool {
+        core::ptr::fn_addr_eq(self.0, other.0)
+    }
+}
+
+impl Eq for JointStep {}
 
 /// The state of a lane that its code can reach.
 pub(crate) struct LaneState {
@@ -74,6 +99,7 @@ pub(crate) struct LaneState {
     pub grid: u64,
     pub scratch: *const [AtomicU32; SCRATCH],
     pub shared: Rc<BlockArrays>,
+    pub copies: LaneCopies,
     pub clock: Clock,
     pub parameter: Cell<usize>,
     pub yielder: Cell<*const Yielder<u64, CollectiveCall>>,
@@ -134,8 +160,8 @@ pub(super) struct LaunchLane {
 
 impl LaunchLane {
     pub fn new(here: LaneState, kernel: Rc<dyn Fn()>) -> Self {
-        let stack = STACKS
-            .with_borrow_mut(Vec::pop)
+        let stack = stacks().pop();
+        let stack = stack
             .unwrap_or_else(|| DefaultStack::new(STACK_BYTES).expect("memory for a lane's stack"));
         let coroutine = Coroutine::with_stack(stack, move |yielder, _| {
             self::here().yielder.set(core::ptr::from_ref(yielder));
@@ -164,11 +190,10 @@ impl LaunchLane {
             CoroutineResult::Yield(call) => Some(call),
             CoroutineResult::Return(()) => {
                 let stack = self.coroutine.take()?.into_stack();
-                STACKS.with_borrow_mut(|stacks| {
-                    if stacks.len() < KEPT_STACKS {
-                        stacks.push(stack);
-                    }
-                });
+                let mut stacks = stacks();
+                if stacks.len() < KEPT_STACKS {
+                    stacks.push(stack);
+                }
                 None
             }
         }

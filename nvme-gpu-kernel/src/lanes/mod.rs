@@ -10,6 +10,7 @@
 //! The order of calls: [`RunningLaunch::new`]; then [`RunningLaunch::run`], or [`RunningLaunch::turn`] until it returns
 //! [`LaunchTurn::Ended`], with [`RunningLaunch::wake`] after [`LaunchTurn::Asleep`].
 
+mod copies;
 mod lane;
 mod shared;
 #[cfg(test)]
@@ -17,9 +18,10 @@ mod tests;
 mod warp;
 
 pub use lane::Clock;
-pub(crate) use lane::{CollectiveCall, ShuffleSource, call, here, scratch};
+pub(crate) use lane::{CollectiveCall, JointStep, ShuffleSource, call, here, scratch};
 
 use crate::scratch_words::SCRATCH;
+use copies::LaneCopies;
 use lane::{LaneState, LaunchLane, spin};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use shared::BlockArrays;
@@ -66,6 +68,8 @@ pub struct RunningLaunch {
     /// Number of the grid, as on the GPU.
     number: u64,
     kernel: Rc<dyn Fn()>,
+    /// Bytes of dynamic shared memory of a block.
+    shared_bytes: u32,
     /// Number of blocks that have started.
     begun: u32,
     blocks: Vec<RunningBlock>,
@@ -80,9 +84,17 @@ impl RunningLaunch {
             grid,
             number: LAUNCHES.fetch_add(1, Order::Relaxed, Scope::Sys).into(),
             kernel: Rc::new(kernel),
+            shared_bytes: 0,
             begun: 0,
             blocks: Vec::new(),
         }
+    }
+
+    /// Gives each block `bytes` bytes of dynamic shared memory.
+    #[must_use]
+    pub fn with_shared(mut self, bytes: u32) -> Self {
+        self.shared_bytes = bytes;
+        self
     }
 
     /// Runs the launch to its end; `wait` is called while all lanes sleep.
@@ -167,7 +179,7 @@ impl RunningLaunch {
 
     fn block(&self, number: u32) -> RunningBlock {
         let scratch = Box::new([const { AtomicU32::new(0) }; SCRATCH]);
-        let shared = Rc::new(BlockArrays::default());
+        let shared = Rc::new(BlockArrays::new(self.shared_bytes));
         let here = |thread| LaneState {
             thread,
             block_threads: self.grid.threads,
@@ -176,6 +188,7 @@ impl RunningLaunch {
             grid: self.number,
             scratch: &raw const *scratch,
             shared: shared.clone(),
+            copies: LaneCopies::default(),
             clock: self.grid.clock.clone(),
             parameter: Cell::new(0),
             yielder: Cell::new(core::ptr::null()),

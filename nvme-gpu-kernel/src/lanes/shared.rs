@@ -8,17 +8,36 @@ const UNWRITTEN: u128 = 0x5A5A_A5A5_5A5A_A5A5_5A5A_A5A5_5A5A_A5A5;
 /// A `.shared` array and its name.
 type NamedArray = (&'static str, Box<[u128]>);
 
-/// The `.shared` arrays of a block; each is made when a thread first asks for it.
-#[derive(Default)]
-pub(crate) struct BlockArrays(RefCell<Vec<NamedArray>>);
+/// The shared memory of a block: its dynamic part, and the `.shared` arrays, made when a thread first
+/// asks for it.
+pub(crate) struct BlockArrays {
+    named: RefCell<Vec<NamedArray>>,
+    dynamic: RefCell<Box<[u128]>>,
+    dynamic_bytes: u32,
+}
 
 impl BlockArrays {
+    /// Makes the shared memory of a block that has `dynamic_bytes` bytes of dynamic shared memory.
+    pub fn new(dynamic_bytes: u32) -> Self {
+        Self {
+            named: RefCell::default(),
+            dynamic: RefCell::new(vec![UNWRITTEN; dynamic_bytes.div_ceil(16) as usize].into()),
+            dynamic_bytes,
+        }
+    }
+
+    /// Returns the address of the dynamic part, a multiple of 16, and its length.
+    pub fn dynamic(&self) -> (u64, u32) {
+        let address = self.dynamic.borrow_mut().as_mut_ptr().expose_provenance();
+        (address as u64, self.dynamic_bytes)
+    }
+
     /// Returns the address of the array `name`, a multiple of 16.
     ///
     /// # Panics
     /// When the array is there with another length.
     pub fn array(&self, name: &'static str, bytes: u32) -> u64 {
-        let mut arrays = self.0.borrow_mut();
+        let mut arrays = self.named.borrow_mut();
         let units = bytes.div_ceil(16) as usize;
         let at = arrays.iter().position(|(of, _)| *of == name);
         let at = at.unwrap_or_else(|| {

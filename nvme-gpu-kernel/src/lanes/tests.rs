@@ -234,3 +234,63 @@ fn lanes_that_exited_have_no_part_in_an_exchange() {
     assert_eq!(made[5][1..], made[31][1..]);
     assert_eq!((made[5][1], made[5][31]), (1, 31));
 }
+
+#[test]
+fn a_step_of_the_warp_runs_once_with_the_values_of_all_lanes() {
+    thread_local! {
+        static RUNS: Cell<u32> = const { Cell::new(0) };
+    }
+    let made = each(1, 64, || {
+        let mut sum = (u64::from(arch::thread()), 0u64);
+        let address = (&raw mut sum).expose_provenance() as u64;
+        arch::joint(address, |all| {
+            RUNS.set(RUNS.get() + 1);
+            let at = |address: u64| {
+                core::ptr::with_exposed_provenance_mut::<(u64, u64)>(address as usize)
+            };
+            // SAFETY: each lane waits with its numbers on its stack.
+            let mut numbers = all.map(|address| unsafe { &mut *at(address) });
+            let total = numbers.iter().map(|of| of.0).sum();
+            numbers.iter_mut().for_each(|of| of.1 = total);
+        });
+        sum.1
+    });
+    assert_eq!((made[0], made[31]), (31 * 16, 31 * 16));
+    assert_eq!((made[32], made[63]), (31 * 16 + 32 * 32, 31 * 16 + 32 * 32));
+    assert_eq!(RUNS.get(), 2);
+}
+
+/// A kernel may count on a copy only after it has waited, and on nothing before.
+#[test]
+fn copies_take_place_between_their_start_and_their_wait() {
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    let of = seen.clone();
+    let kernel = move || {
+        let lane = arch::lane();
+        let (shared, bytes) = arch::dynamic_shared();
+        assert_eq!(bytes, 32 * 16);
+        let to = shared + u64::from(lane) * 16;
+        let number = |at: u64| {
+            // SAFETY: of the block's 512 bytes.
+            unsafe { arch::load_u32(at) }
+        };
+        let source = [lane + 1, 7, 7, 7];
+        let from = source.as_ptr().expose_provenance() as u64;
+        // SAFETY: the source stays until the wait.
+        unsafe { arch::start_copy(to, from, (4, 12)) };
+        arch::commit_copies();
+        arch::commit_copies();
+        arch::wait_for_copies(2);
+        let early = number(to);
+        arch::wait_for_copies(1);
+        of.borrow_mut()
+            .push((early == lane + 1, number(to) == lane + 1));
+        assert_eq!([4, 8, 12].map(|at| number(to + at)), [0; 3]);
+    };
+    RunningLaunch::new(grid(1, 32), kernel)
+        .with_shared(32 * 16)
+        .run(|| {});
+    let seen = seen.borrow();
+    assert!(seen.iter().all(|(_, late)| *late));
+    assert_eq!(seen.iter().filter(|(early, _)| *early).count(), 16);
+}

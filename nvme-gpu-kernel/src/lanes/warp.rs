@@ -160,6 +160,7 @@ impl LaneWarp {
         match self.calls[lane as usize] {
             CollectiveCall::Shuffle { value, .. }
             | CollectiveCall::Exchange { value }
+            | CollectiveCall::Joint { value, .. }
             | CollectiveCall::Same { value, .. } => Some(value),
             CollectiveCall::Ballot { mine, .. } => Some(mine.into()),
             _ => None,
@@ -197,6 +198,11 @@ impl LaneWarp {
                 let value = |lane| self.offered(peers, lane as u32);
                 let all = std::array::from_fn(|lane| value(lane).unwrap_or(UNDEFINED.into()));
                 bits(peers).for_each(|lane| self.lanes[lane].here.exchanged.set(all));
+                self.able |= peers;
+            }
+            CollectiveCall::Joint { step, .. } => {
+                let value = |lane| self.offered(peers, lane as u32).unwrap_or(0);
+                (step.0)(&std::array::from_fn(value));
                 self.able |= peers;
             }
             _ => self.answer_all(peers, 0),
@@ -247,6 +253,7 @@ impl CollectiveCall {
                 ShuffleSource::Butterfly => "shfl.bfly",
             },
             Self::Exchange { .. } => "exchange",
+            Self::Joint { .. } => "a step of the warp",
             Self::Ballot { .. } => "vote.ballot",
             Self::Same { .. } => "match.any",
             Self::SyncWarp { .. } => "bar.warp",
@@ -267,7 +274,7 @@ impl CollectiveCall {
             | Self::Ballot { mask, .. }
             | Self::Same { mask, .. }
             | Self::SyncWarp { mask } => Some(*mask),
-            Self::Exchange { .. } => Some(u32::MAX),
+            Self::Exchange { .. } | Self::Joint { .. } => Some(u32::MAX),
             Self::SyncBlock | Self::Beside { .. } | Self::Sleep { .. } => None,
         }
     }
@@ -276,6 +283,7 @@ impl CollectiveCall {
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Shuffle { how, .. }, Self::Shuffle { how: of, .. }) if how != of => false,
+            (Self::Joint { step, .. }, Self::Joint { step: of, .. }) if step != of => false,
             _ => {
                 core::mem::discriminant(self) == core::mem::discriminant(other)
                     && self.mask() == other.mask()

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::ladder;
-use nvme_compute_kernel::gemm::GemmStreamed;
+use crate::rows::LaunchShape;
 use nvme_compute_kernel::{
     ArgmaxParameters, AttentionParameters, GemvParameters, RmsNorm, RopeParameters, SiluMul,
     UnpackParameters, index_of, ranked, reference,
@@ -82,15 +82,11 @@ pub const NAMES: [&CStr; 62] = [
 /// What a launch of a kernel does.
 pub type Run = std::sync::Arc<dyn Fn() + Send + Sync>;
 
-/// A launch of `blocks` blocks of `threads` threads of the kernel `name`, one of [`NAMES`].
+/// A launch of the kernel `name`, one of [`NAMES`].
 ///
 /// # Safety
 /// `parameters` holds the address of the kernel's argument.
-pub unsafe fn launch(
-    name: &CStr,
-    parameters: *mut *mut c_void,
-    (blocks, threads): (u32, u32),
-) -> Run {
+pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, shape: LaunchShape) -> Run {
     /// The argument, and what runs with it.
     fn of<T: Copy + Send + Sync + 'static>(parameters: *mut *mut c_void, run: fn(&T)) -> Run {
         // SAFETY: the caller's.
@@ -98,7 +94,7 @@ pub unsafe fn launch(
         std::sync::Arc::new(move || run(&argument))
     }
     // SAFETY: the caller's.
-    if let Some(run) = unsafe { crate::reading::launch(name, parameters, (blocks, threads)) } {
+    if let Some(run) = unsafe { crate::reading::launch(name, parameters, shape) } {
         return run;
     }
     match name.to_bytes() {
@@ -155,13 +151,6 @@ pub unsafe fn launch(
         b"nvme_page_summaries" => of(parameters, crate::choose::summarise),
         b"nvme_score_pages" => of(parameters, crate::choose::score),
         b"nvme_choose_pages" => of(parameters, crate::choose::choose),
-        b"nvme_gemm" => of(parameters, crate::gemm::resident),
-        b"nvme_gemm_clear" => of(parameters, crate::gemm::clear),
-        b"nvme_gemm_streamed" => {
-            // SAFETY: the caller's.
-            let argument = unsafe { **parameters.cast::<*const GemmStreamed>() };
-            std::sync::Arc::new(move || crate::gemm::streamed(&argument, blocks))
-        }
         _ => of(parameters, unpack),
     }
 }

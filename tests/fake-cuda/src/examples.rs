@@ -11,11 +11,11 @@ pub const NAMES: [&std::ffi::CStr; 3] = [c"histogram", c"walk", c"nothing"];
 /// Counts the bytes of units.
 pub fn histogram(args: Args, blocks: u32, threads: u32) {
     // SAFETY: the host vouches for the addresses in the parameter.
-    run(blocks, threads, move || unsafe { kernel::run(&args) });
+    run((blocks, threads, 0), move || unsafe { kernel::run(&args) });
 }
 
 /// Walks from row to row.
 pub fn walk(walk: Walk, blocks: u32, threads: u32) {
     // SAFETY: the host vouches for the addresses in the parameter.
-    run(blocks, threads, move || unsafe { walks::run(&walk) });
+    run((blocks, threads, 0), move || unsafe { walks::run(&walk) });
 }

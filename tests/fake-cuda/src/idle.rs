@@ -16,12 +16,16 @@ pub fn pause(turn: u32) {
     }
 }
 
-/// Returns what is to be called whenever all lanes of a launch sleep. They do not say what they found: those that did
-/// nothing but look are back soon.
-pub fn of_lanes() -> impl Fn() {
+/// Time in which a lane looks for an end and sleeps again.
+const LOOK: Duration = Duration::from_nanos(200);
+
+/// Returns what is to be called whenever all of the `lanes` lanes that a launch runs at a time sleep. They do not say what
+/// they found: those that did nothing but look are back soon.
+pub fn of_lanes(lanes: u32) -> impl Fn() {
+    let soon = NAP.max(LOOK * lanes);
     let (turn, before) = (Cell::new(0u32), Cell::new(Instant::now()));
     move || {
-        let is_back_soon = before.get().elapsed() < NAP;
+        let is_back_soon = before.get().elapsed() < soon;
         turn.set(if is_back_soon { turn.get() + 1 } else { 0 });
         pause(turn.get());
         before.set(Instant::now());

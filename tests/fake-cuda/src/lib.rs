@@ -3,7 +3,8 @@
 //! Here belongs what the library calls of CUDA, with the rules that a real driver would enforce. It says nothing
 //! about speed, or about the order of memory on a GPU.
 //!
-//! GPU memory is host memory; a kernel is a host thread that drives the queues by the same core, as a group of one.
+//! GPU memory is host memory; a kernel runs in a host thread. Those that use queues run from their own source, each
+//! thread of a launch as a coroutine; those that only compute are written again here.
 //! Captures forbid what they forbid on a GPU (`captures.rs`).
 //!
 //! The environment variable `FAKE_CUDA`, words with commas between them, makes it another driver or misbehave: `old`, `nogpu`, `two-gpus`, `small` (a GPU of compute capability 7.5), `oom`, `badptx`, `bar` (registers no
@@ -29,7 +30,6 @@ mod events;
 mod examples;
 mod experts;
 mod export;
-mod gemm;
 mod graphs;
 mod idle;
 mod kernels;
@@ -41,9 +41,7 @@ mod modules;
 mod peer;
 mod reading;
 mod rows;
-mod streamed;
 mod streams;
-mod warps;
 
 use nvme_gpu_kernel::Kernel;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};

@@ -1,10 +1,10 @@
-//! Kernels that compute with what their warps read, and those of lookup tables: the lanes of a launch run the kernels' own source in the host
-//! thread of the stream.
+//! Kernels that compute with what their warps read, and those of lookup tables: the lanes of a launch run the kernels' own
+//! source in the host thread of the stream.
 // UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
 #![allow(unsafe_code)]
 
 use crate::compute::Run;
-use crate::rows::run;
+use crate::rows::{LaunchShape, run};
 use nvme_compute_kernel::{entries, kernel};
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use std::sync::Arc;
 /// Defines a function that returns a launch of the kernel with this name, if it is one of those listed.
 macro_rules! launches {
     ($($name:ident $entry:ident;)+) => {
-        /// Returns a launch of `blocks` blocks of `threads` threads of the kernel `name`.
+        /// Returns a launch of the kernel `name`.
         ///
         /// # Safety
         /// `parameters` holds the address of the kernel's argument.
         pub unsafe fn launch(
             name: &CStr,
             parameters: *mut *mut c_void,
-            (blocks, threads): (u32, u32),
+            shape: LaunchShape,
         ) -> Option<Run> {
             $(
                 if name.to_bytes() == kernel::$name.as_bytes() {
@@ -27,7 +27,7 @@ macro_rules! launches {
                     let argument = unsafe { argument_of(entries::$entry, parameters) };
                     return Some(Arc::new(move || {
                         // SAFETY: the host vouches for the addresses in the argument.
-                        run(blocks, threads, move || unsafe { entries::$entry(argument) });
+                        run(shape, move || unsafe { entries::$entry(argument) });
                     }));
                 }
             )+
@@ -39,6 +39,9 @@ macro_rules! launches {
 launches! {
     GEMV_STREAMED nvme_gemv_streamed;
     GEMV_GATHERED nvme_gemv_gathered;
+    GEMM nvme_gemm;
+    GEMM_CLEAR nvme_gemm_clear;
+    GEMM_STREAMED nvme_gemm_streamed;
     ATTENTION_PAGED nvme_attention_paged;
     ATTENTION_JOIN nvme_attention_join;
     SEARCH nvme_search;

@@ -33,15 +33,41 @@ pub const NAMES: [&std::ffi::CStr; 14] = [
 /// Blocks that run at a time.
 const AT_ONCE: u32 = 2;
 
-/// Runs `kernel` in each lane of a launch.
-pub(crate) fn run(blocks: u32, threads: u32, kernel: impl Fn() + 'static) {
+/// Blocks, threads of a block, and bytes of its dynamic shared memory.
+pub type LaunchShape = (u32, u32, u32);
+
+/// Returns a launch of `kernel` on the clock `now_ns`.
+pub fn launch(
+    (blocks, threads, shared_bytes): LaunchShape,
+    now_ns: impl Fn() -> u64 + 'static,
+    kernel: impl Fn() + 'static,
+) -> RunningLaunch {
     let grid = HostGrid {
         blocks,
         threads,
         at_once: AT_ONCE,
         clock: Rc::new(now_ns),
     };
-    RunningLaunch::new(grid, kernel).run(idle::of_lanes());
+    RunningLaunch::new(grid, kernel).with_shared(shared_bytes)
+}
+
+/// Returns how many lanes of a launch run at a time.
+pub fn lanes_of((blocks, threads, _): LaunchShape) -> u32 {
+    blocks.min(AT_ONCE) * threads
+}
+
+/// Runs `kernel` in each lane of a launch.
+pub fn run(shape: LaunchShape, kernel: impl Fn() + 'static) {
+    run_with(shape, kernel, now_ns);
+}
+
+/// The same on the clock `now_ns`.
+pub fn run_with(
+    shape: LaunchShape,
+    kernel: impl Fn() + 'static,
+    now_ns: impl Fn() -> u64 + 'static,
+) {
+    launch(shape, now_ns, kernel).run(idle::of_lanes(lanes_of(shape)));
 }
 
 /// A function that launches an entry point with its parameter.
@@ -51,7 +77,7 @@ macro_rules! launches {
             /// A launch of so many blocks and threads.
             pub fn $name(parameter: $of, blocks: u32, threads: u32) {
                 // SAFETY: the host vouches for the addresses in the parameter.
-                run(blocks, threads, move || unsafe { entries::$entry(parameter) });
+                run((blocks, threads, 0), move || unsafe { entries::$entry(parameter) });
             }
         )+
     };

@@ -397,7 +397,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
         (Some(kernel), _) => {
             // SAFETY: these kernels take one `LaunchArguments`.
             let launch = unsafe { **parameters.cast::<*const LaunchArguments>() };
-            Arc::new(move || kernels::run(*kernel, &launch))
+            Arc::new(move || kernels::run(*kernel, &launch, (grid, block, shared_bytes)))
         }
         (None, name) if name == rows::NAMES[2] => {
             // SAFETY: this kernel takes one `CheckLaunch`.
@@ -480,7 +480,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
         (None, name) if name == examples::NAMES[2] => Arc::new(|| {}),
         (None, name) if compute::NAMES.contains(&name) => {
             // SAFETY: the caller's.
-            unsafe { compute::launch(name, parameters, (grid, block)) }
+            unsafe { compute::launch(name, parameters, (grid, block, shared_bytes)) }
         }
         (None, name) if name == PEER => {
             // SAFETY: this kernel takes one `Args`.

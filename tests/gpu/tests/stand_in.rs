@@ -65,7 +65,7 @@ fn all_pass_with(test: &str, fault: &str, count: u32, chosen: &[&str]) {
     assert!(output.status.success());
 }
 
-/// The tests that a group of one can show, a second or two of each kind.
+/// A second or two of each kind: of threads, warps and blocks that own queues, and of lanes that share them.
 #[test]
 fn commands_are_well() {
     let chosen = [
@@ -74,6 +74,9 @@ fn commands_are_well() {
         "owner/tier1/wrong-cid",
         "owner/tier1/dead-cfs",
         "warp/tier0/no-fault",
+        "warp/tier1/dropped",
+        "block/tier0/wrong-cid",
+        "tokens/",
         "block/tier2/no-fault",
         "shared/tier0/late",
         "divergent/tier1/error-status",
@@ -88,7 +91,7 @@ fn commands_are_well() {
         "model/mixture",
         "model/q6k",
     ];
-    all_pass("commands", 37, &chosen);
+    all_pass("commands", 42, &chosen);
 }
 
 #[test]
@@ -128,6 +131,7 @@ fn kernels_that_read_and_compute_are_well() {
         "product/",
         "gemv/",
         "gemm/shapes/q4_0",
+        "gemm/resident",
         "gemm/usage",
         "gemm/graph",
         "gemm/fault/status",
@@ -136,7 +140,7 @@ fn kernels_that_read_and_compute_are_well() {
         "paged/",
         "search/",
     ];
-    all_pass("compute", 139, &chosen);
+    all_pass("compute", 140, &chosen);
 }
 
 /// Each kernel begins 50 ms after the one before it has ended: an operation of several has ended when the last one has.

@@ -12,55 +12,58 @@ use nvme_core::group::{ExecContext, ThreadGroup};
 use nvme_core::strips::{LaunchStrips, StripReady, words};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::rows::{code, worst};
-use nvme_gpu_kernel::{GpuThread, WholeBlock, arch, leave_block};
+use nvme_gpu_kernel::{GpuThread, WholeBlock, arch, entry, leave_block};
 
-/// Multiplies with a matrix on a drive. A block reads or multiplies, as the order in which blocks start
-/// decides.
-///
-/// # Safety
-/// All memory that [`GemmStreamed`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_gemm_streamed(gemm: GemmStreamed) {
-    let block = WholeBlock::here();
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let ticket = unsafe { take(&block, gemm.gemm.roles()) };
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe {
-        match gemm.role(ticket) {
-            BlockRole::Reads => read(&gemm, &block),
-            BlockRole::Multiplies if gemm.gemm.is_f16 != 0 => use_strips::<true>(&gemm, &block),
-            BlockRole::Multiplies => use_strips::<false>(&gemm, &block),
-        }
-    }
-}
-
-/// Computes the same product for a matrix in GPU memory.
-///
-/// # Safety
-/// All memory that [`GemmParameters`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_gemm(gemm: GemmParameters) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe {
-        match gemm.is_f16 {
-            0 => use_all::<false>(&gemm),
-            _ => use_all::<true>(&gemm),
-        }
-    }
-}
-
-/// Zeroes the words of a launch.
-///
-/// # Safety
-/// As [`nvme_gemm`].
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_gemm_clear(gemm: GemmParameters) {
-    let step = u64::from(arch::blocks() * arch::block_threads());
-    let mut at = u64::from(arch::block() * arch::block_threads() + arch::thread());
-    while at < gemm.work_words() {
+entry! {
+    /// Multiplies with a matrix on a drive. A block reads or multiplies, as the order in which blocks start
+    /// decides.
+    ///
+    /// # Safety
+    /// All memory that [`GemmStreamed`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_gemm_streamed(gemm: GemmStreamed) {
+        let block = WholeBlock::here();
         // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-        unsafe { *(gemm.words as usize as *mut u32).add(at as usize) = 0 };
-        at += step;
+        let ticket = unsafe { take(&block, gemm.gemm.roles()) };
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        unsafe {
+            match gemm.role(ticket) {
+                BlockRole::Reads => read(&gemm, &block),
+                BlockRole::Multiplies if gemm.gemm.is_f16 != 0 => use_strips::<true>(&gemm, &block),
+                BlockRole::Multiplies => use_strips::<false>(&gemm, &block),
+            }
+        }
+    }
+}
+
+entry! {
+    /// Computes the same product for a matrix in GPU memory.
+    ///
+    /// # Safety
+    /// All memory that [`GemmParameters`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_gemm(gemm: GemmParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        unsafe {
+            match gemm.is_f16 {
+                0 => use_all::<false>(&gemm),
+                _ => use_all::<true>(&gemm),
+            }
+        }
+    }
+}
+
+entry! {
+    /// Zeroes the words of a launch.
+    ///
+    /// # Safety
+    /// As [`nvme_gemm`].
+    pub unsafe fn nvme_gemm_clear(gemm: GemmParameters) {
+        let step = u64::from(arch::blocks() * arch::block_threads());
+        let mut at = u64::from(arch::block() * arch::block_threads() + arch::thread());
+        while at < gemm.work_words() {
+            // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+            unsafe { *(gemm.words as usize as *mut u32).add(at as usize) = 0 };
+            at += step;
+        }
     }
 }
 

@@ -7,11 +7,11 @@
 //!
 //! The order of launches: `nvme_gemm_clear`, then `nvme_gemm_streamed` or `nvme_gemm`, on one stream.
 
-#[cfg(all(target_arch = "nvptx64", feature = "gemm"))]
-mod kernel;
-#[cfg(all(target_arch = "nvptx64", feature = "gemm"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "gemm"))]
+pub(crate) mod kernel;
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "gemm"))]
 mod multiply;
-#[cfg(all(target_arch = "nvptx64", feature = "gemm"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "gemm"))]
 mod read;
 
 use core::num::NonZeroU32;

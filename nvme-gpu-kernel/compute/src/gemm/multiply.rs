@@ -4,8 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::{DEPTH, GemmParameters, GemmTile, STEPS, TILE_ROWS, TILE_TOKENS};
-use crate::tile::mma::{mma_bf16, mma_f16};
-use crate::tile::{BlockShared, commit, un, wait_for_copies};
+use crate::tile::{BlockShared, commit, products, un, wait_for_copies};
 use nvme_gpu_kernel::arch;
 
 const X_BYTES: u32 = TILE_TOKENS * DEPTH * 2;
@@ -111,15 +110,7 @@ pub unsafe fn multiply<const IS_F16: bool>(
             un!(j in [0, 1, 2, 3] {
                 let at = row + j as u32 * 16 + (lane & 7) + ((lane >> 4) << 3);
                 let b = of_w.at(place(at, eight + (lane >> 3 & 1))).matrices4();
-                un!(i in [0, 1, 2, 3] {
-                    if IS_F16 {
-                        mma_f16(&mut sums[i][2 * j], a[i], [b[0], b[1]]);
-                        mma_f16(&mut sums[i][2 * j + 1], a[i], [b[2], b[3]]);
-                    } else {
-                        mma_bf16(&mut sums[i][2 * j], a[i], [b[0], b[1]]);
-                        mma_bf16(&mut sums[i][2 * j + 1], a[i], [b[2], b[3]]);
-                    }
-                });
+                products!(IS_F16, sums, j, a, b);
             });
         });
         step += 1;
@@ -144,6 +135,10 @@ pub unsafe fn multiply<const IS_F16: bool>(
 ///
 /// # Safety
 /// All memory that [`GemmParameters`] names is allocated and stays so while the kernel runs.
+#[allow(
+    clippy::manual_is_multiple_of,
+    reason = "the committed PTX is of this form"
+)]
 #[inline(always)]
 pub unsafe fn store(gemm: &GemmParameters, token: u32, row: u32, left: f32, right: f32) {
     #[repr(C, align(8))]

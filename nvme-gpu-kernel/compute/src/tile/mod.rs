@@ -32,6 +32,26 @@ macro_rules! un {
 #[allow(unused_imports)]
 pub(crate) use un;
 
+// Not every image uses the macro.
+#[allow(unused_macros)]
+/// Adds the products of four `$a` with both halves of `$b` to columns `2 * $j` and `2 * $j + 1` of `$sums`: f16 where
+/// `$is_f16`, else bf16. A macro, so that lanes on the host can do all of them at once.
+macro_rules! products {
+    ($is_f16:ident, $sums:ident, $j:ident, $a:ident, $b:ident) => {
+        $crate::tile::un!(i in [0, 1, 2, 3] {
+            if $is_f16 {
+                $crate::tile::mma::mma_f16(&mut $sums[i][2 * $j], $a[i], [$b[0], $b[1]]);
+                $crate::tile::mma::mma_f16(&mut $sums[i][2 * $j + 1], $a[i], [$b[2], $b[3]]);
+            } else {
+                $crate::tile::mma::mma_bf16(&mut $sums[i][2 * $j], $a[i], [$b[0], $b[1]]);
+                $crate::tile::mma::mma_bf16(&mut $sums[i][2 * $j + 1], $a[i], [$b[2], $b[3]]);
+            }
+        })
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use products;
+
 /// The shared memory of the block, from one byte on.
 ///
 /// It is a byte address without a length: `dynamic` is unsafe, and its caller promises that everything

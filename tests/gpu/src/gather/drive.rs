@@ -51,13 +51,20 @@ pub fn few_stations(bench: &Bench, timeout: Duration) -> StoreOptions {
     }
 }
 
+/// Returns how many threads a simulated drive gets: more than there are processors only take them from each other.
+pub fn drive_threads() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    processors.clamp(1, 4)
+}
+
 /// A simulated drive for such a store, with a fault unless it is empty.
 pub fn simulated(mib: u32, block: u32, fault: &str) -> String {
     let fault = match fault {
         "" => String::new(),
         fault => format!("&fault={fault}"),
     };
-    format!("sim:mem?size={mib}MiB&block={block}&queues=8&threads=4{fault}")
+    let threads = drive_threads();
+    format!("sim:mem?size={mib}MiB&block={block}&queues=8&threads={threads}{fault}")
 }
 
 /// A drive whose words count up, and the GPU's way to its rows.

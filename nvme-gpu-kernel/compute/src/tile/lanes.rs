@@ -1,0 +1,224 @@
+//! The counterpart of `tile` on the host, for lanes: shared memory of a block, asynchronous copies into it, and tensor
+//! cores, by the PTX manual.
+// UNSAFETY: loads and stores at addresses that the kernel vouches for.
+#![allow(unsafe_code)]
+
+use nvme_gpu_kernel::arch;
+
+/// Runs the block once for each number, with `$v` a constant.
+macro_rules! un {
+    ($v:ident in [$($n:literal),* $(,)?] $b:block) => { $( {
+        #[allow(non_upper_case_globals)]
+        const $v: usize = $n;
+        $b
+    } )* };
+}
+pub(crate) use un;
+
+/// Adds the products of four `$a` with both halves of `$b` to columns `2 * $j` and `2 * $j + 1` of `$sums`: f16 where
+/// `$is_f16`, else bf16. Every lane of the warp calls it.
+macro_rules! products {
+    ($is_f16:ident, $sums:ident, $j:ident, $a:ident, $b:ident) => {
+        $crate::tile::mma::products::<$is_f16>(&mut $sums, $j, $a, $b)
+    };
+}
+pub(crate) use products;
+
+/// The dynamic shared memory of the block, from one byte on.
+#[derive(Clone, Copy)]
+pub struct DynamicShared {
+    base: u64,
+    at: u32,
+    bytes: u32,
+}
+
+/// As kernels name it.
+pub type BlockShared = DynamicShared;
+
+impl DynamicShared {
+    /// Returns the memory that the launch gave the block.
+    ///
+    /// # Safety
+    /// Threads order their accesses by barriers.
+    pub unsafe fn dynamic() -> Self {
+        let (base, bytes) = arch::dynamic_shared();
+        Self { base, at: 0, bytes }
+    }
+
+    /// Returns the location `bytes` further on.
+    pub fn at(self, bytes: u32) -> Self {
+        Self {
+            at: self.at + bytes,
+            ..self
+        }
+    }
+
+    /// Returns the address of `bytes` bytes at a multiple of their number.
+    fn address(self, bytes: u32) -> u64 {
+        let is_inside = self.at + bytes <= self.bytes;
+        assert!(
+            is_inside && self.at.is_multiple_of(bytes),
+            "{bytes} bytes at byte {} of {} bytes of shared memory",
+            self.at,
+            self.bytes
+        );
+        self.base + u64::from(self.at)
+    }
+
+    /// Starts a copy of `bytes` (up to 16) from global memory, and fills up to 16 with zeros. Both addresses are
+    /// multiples of 16.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `from` may be read.
+    pub unsafe fn copy16(self, from: u64, bytes: u32) {
+        assert!(
+            from.is_multiple_of(16) && bytes <= 16,
+            "a copy from {from:#x}"
+        );
+        // SAFETY: the target is inside; this function's caller vouches for the source, and barriers order both.
+        unsafe { arch::start_copy(self.address(16), from, (bytes, 16 - bytes)) };
+    }
+
+    /// Loads four matrices of 8 x 8 halves: lane `i` passes the address of row `i % 8` of matrix `i / 8`, a multiple of
+    /// 16. Of each a lane gets two halves of row `lane / 4`. Every lane of the warp calls it.
+    #[track_caller]
+    pub fn matrices4(self) -> [u32; 4] {
+        let mut mine = LaneMatrices {
+            row: self.address(16),
+            halves: [0; 4],
+        };
+        arch::joint((&raw mut mine).expose_provenance() as u64, |all| {
+            // SAFETY: each lane waits with its own on its stack, which nothing else accesses meanwhile.
+            let lane = |at: usize| unsafe { &mut *(all[at] as usize as *mut LaneMatrices) };
+            for at in 0..all.len() {
+                let halves = [0, 8, 16, 24].map(|first| {
+                    let word = lane(first + at / 4).row + at as u64 % 4 * 4;
+                    // SAFETY: the lane's `address` found the row inside.
+                    unsafe { arch::load_u32(word) }
+                });
+                lane(at).halves = halves;
+            }
+        });
+        mine.halves
+    }
+}
+
+/// What a lane passes to `ldmatrix`, and what it gets.
+struct LaneMatrices {
+    row: u64,
+    halves: [u32; 4],
+}
+
+/// Commits the calling thread's current group of copies.
+pub fn commit() {
+    arch::commit_copies();
+}
+
+/// Waits until all of the calling thread's groups of copies but the last `LEFT` have completed, for this thread.
+pub fn wait_for_copies<const LEFT: u32>() {
+    arch::wait_for_copies(LEFT);
+}
+
+/// Stores four numbers to global memory, at a multiple of 16.
+///
+/// # Safety
+/// They are allocated, and nothing else accesses them meanwhile.
+pub unsafe fn store4(to: u64, numbers: [f32; 4]) {
+    assert!(to.is_multiple_of(16), "four numbers at {to:#x}");
+    for (at, number) in (0..).zip(numbers) {
+        // SAFETY: this function's caller vouches for the addresses.
+        unsafe { arch::store_u32(to + at * 4, number.to_bits()) };
+    }
+}
+
+/// Products of small matrices by the tensor cores.
+pub mod mma {
+    use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
+    use nvme_gpu_kernel::arch;
+
+    /// The sums of a lane: its four numbers of each product of 16 x 8.
+    type LaneSums = [[[f32; 4]; 8]; 4];
+
+    /// What a lane has of four matrices of 16 x 16 halves and of two of 16 x 8, in PTX's layout.
+    struct LaneFragments<'s> {
+        sums: &'s mut LaneSums,
+        column: usize,
+        a: [[u32; 4]; 4],
+        b: [u32; 4],
+    }
+
+    /// Adds the products of each of `a` with the two of `b` to the sums of columns `2 * j` and `2 * j + 1`, as eight
+    /// `mma.m16n8k16` do. Every lane of the warp calls it.
+    #[track_caller]
+    pub fn products<const IS_F16: bool>(
+        sums: &mut LaneSums,
+        j: usize,
+        a: [[u32; 4]; 4],
+        b: [u32; 4],
+    ) {
+        let column = 2 * j;
+        let mut mine = LaneFragments { sums, column, a, b };
+        arch::joint((&raw mut mine).expose_provenance() as u64, |all| {
+            match IS_F16 {
+                true => multiply(all, f32_of_f16),
+                false => multiply(all, f32_of_bf16),
+            };
+        });
+    }
+
+    /// Computes the products of a warp, whose lanes have their fragments at the addresses `all`.
+    fn multiply(all: &[u64; 32], wide: impl Fn(u16) -> f32) {
+        // SAFETY: each lane waits with its fragments on its stack, which nothing else accesses meanwhile.
+        let lane = |at: usize| unsafe { &mut *(all[at] as usize as *mut LaneFragments<'_>) };
+        let halves = |word: u32| [word as u16, (word >> 16) as u16].map(&wide);
+        let place = |lane: usize| (lane / 4, lane % 4 * 2);
+        // Columns of both matrices `b` side by side.
+        let mut b = [[0.0; 16]; 16];
+        for at in 0..all.len() {
+            let (group, pair) = place(at);
+            for (word, index) in lane(at).b.into_iter().zip(0..) {
+                let (row, column) = (pair + index % 2 * 8, group + index / 2 * 8);
+                let [first, second] = halves(word);
+                (b[row][column], b[row + 1][column]) = (first, second);
+            }
+        }
+        for i in 0..4 {
+            let (mut a, mut sums) = ([[0.0; 16]; 16], [[0.0; 16]; 16]);
+            for at in 0..all.len() {
+                let (group, pair) = place(at);
+                for (word, index) in lane(at).a[i].into_iter().zip(0..) {
+                    let (row, column) = (group + index % 2 * 8, pair + index / 2 * 8);
+                    a[row][column..column + 2].copy_from_slice(&halves(word));
+                }
+            }
+            for (a, sums) in a.iter().zip(&mut sums) {
+                for (a, b) in a.iter().zip(&b) {
+                    for (sum, b) in sums.iter_mut().zip(b) {
+                        *sum += a * b;
+                    }
+                }
+            }
+            for at in 0..all.len() {
+                let (group, pair) = place(at);
+                let LaneFragments {
+                    sums: to, column, ..
+                } = lane(at);
+                for (half, to) in to[i][*column..*column + 2].iter_mut().enumerate() {
+                    for (index, to) in to.iter_mut().enumerate() {
+                        *to += sums[group + index / 2 * 8][half * 8 + pair + index % 2];
+                    }
+                }
+            }
+        }
+    }
+
+    /// Rounds two numbers to bf16 and packs them, the first in the lower half.
+    pub fn pack_bf16(low: f32, high: f32) -> u32 {
+        u32::from(bf16_of_f32(high)) << 16 | u32::from(bf16_of_f32(low))
+    }
+
+    /// Rounds two numbers to f16 and packs them, the first in the lower half.
+    pub fn pack_f16(low: f32, high: f32) -> u32 {
+        u32::from(f16_of_f32(high)) << 16 | u32::from(f16_of_f32(low))
+    }
+}
