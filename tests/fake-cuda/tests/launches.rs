@@ -91,6 +91,109 @@ fn sim(rest: &str) -> String {
     format!("sim:mem?size=4MiB&block=4096&queues=32&threads=2{rest}")
 }
 
+/// A function of the library that the process has as the driver's.
+fn of_driver(name: &std::ffi::CStr) -> *mut std::ffi::c_void {
+    // SAFETY: both names are terminated; the library stays loaded.
+    let function = unsafe {
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+        libc::dlsym(library, name.as_ptr())
+    };
+    assert!(!function.is_null(), "{name:?}");
+    function
+}
+
+/// How many bytes of the GPU are not allocated.
+fn free_bytes() -> usize {
+    type Info = unsafe extern "C" fn(*mut usize, *mut usize) -> i32;
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the driver's function, which writes two numbers.
+    let status = unsafe {
+        let info =
+            std::mem::transmute::<*mut std::ffi::c_void, Info>(of_driver(c"cuMemGetInfo_v2"));
+        info(&mut free, &mut total)
+    };
+    assert_eq!(status, 0);
+    free
+}
+
+/// From now on the driver takes `count` launches and refuses the next one; -1 ends that.
+fn refuse_after(count: i64) {
+    type Refuse = extern "C" fn(i64);
+    // SAFETY: a function of the stand-in with this parameter.
+    let refuse = unsafe {
+        std::mem::transmute::<*mut std::ffi::c_void, Refuse>(of_driver(c"fake_cuda_refuse_after"))
+    };
+    refuse(count);
+}
+
+/// Waits until as much memory of the GPU is free as `before`; each gather takes back what was left.
+fn comes_back(fixture: &GpuFixture, table: &Table, before: usize) {
+    let begin = std::time::Instant::now();
+    while free_bytes() < before {
+        assert!(begin.elapsed() < WAIT, "{} of {before}", free_bytes());
+        // Also the numbers of launches come back by and by.
+        if let Ok(pending) = fixture.start(table, &fixture.request(&[1], 4096)) {
+            pending.wait(WAIT).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The kernel of a gather that has begun still uses the lines of its table's cache.
+#[test]
+fn a_cache_outlives_its_table_under_a_launch_and_no_longer() {
+    if !is_over_the_stand_in() {
+        return in_process("a_cache_outlives_its_table_under_a_launch_and_no_longer");
+    }
+    let fixture = GpuFixture::open(&sim("&fault=delay:2s@op=read,nth=2"), 1 << 20);
+    let table = fixture.store.table(0, 16, 4096).unwrap();
+    fixture.gather(&table, &[1]);
+    let before = free_bytes();
+    let cached = fixture.store.table(0, 16, 4096).unwrap();
+    let cached = cached.cached(1 << 20).unwrap();
+    let with_cache = free_bytes();
+    assert!(with_cache < before);
+    let pending = fixture
+        .start(&cached, &fixture.request(&[5], 4096))
+        .unwrap();
+    drop(cached);
+    let now = free_bytes();
+    // Memory that an ended launch had may be free: only one that has not says what is kept.
+    if !pending.is_done() {
+        assert_eq!(now, with_cache, "freed under its launch");
+    }
+    assert_eq!(pending.wait(WAIT).unwrap().failures.rows, 0);
+    drop(pending);
+    comes_back(&fixture, &table, before);
+}
+
+/// More of them than a store has launches, which are 4,096.
+#[test]
+fn captures_that_fail_leave_nothing() {
+    if !is_over_the_stand_in() {
+        return in_process("captures_that_fail_leave_nothing");
+    }
+    let fixture = GpuFixture::open(&sim(""), 1 << 20);
+    let table = fixture.store.table(0, 16, 4096).unwrap();
+    fixture.gather(&table, &[1]);
+    let before = free_bytes();
+    for _ in 0..4200 {
+        let cached = fixture.store.table(0, 16, 4096).unwrap();
+        let cached = cached.cached(1 << 17).unwrap();
+        let request = fixture.request(&[5], 4096);
+        refuse_after(0);
+        let captured = CudaGraph::capture(&fixture.stream, |_| fixture.start(&cached, &request));
+        refuse_after(-1);
+        assert!(captured.is_err());
+    }
+    comes_back(&fixture, &table, before);
+    let begin = std::time::Instant::now();
+    while fixture.start(&table, &fixture.request(&[3], 4096)).is_err() {
+        assert!(begin.elapsed() < WAIT, "no launch is free");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// 100 ranges of one command each are two launches, of 96 and of 4.
 #[test]
 fn the_first_failure_of_several_launches_is_told_with_its_place() {
