@@ -58,7 +58,7 @@ pub fn grid() -> u64 {
 
 /// Optimisation barrier: returns the same value, opaque to the compiler, so that derived values are computed
 /// at their use and take no register meanwhile.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
     let same: u32;
@@ -217,7 +217,7 @@ pub unsafe fn raise(counter: *mut u64, value: u64) {
 }
 
 /// Does nothing: on a GPU the location of a parameter is known. Lanes on the host record it.
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 #[inline(always)]
 pub fn parameter<T>(_: &T) {}
 
@@ -229,7 +229,7 @@ pub fn parameter<T>(_: &T) {}
 /// # Safety
 /// `at` is a multiple of 8 inside the parameter. Only code that is inlined into that kernel calls it:
 /// elsewhere the name is unknown, and the assembler rejects it.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn word_of_ranges(at: u32) -> u64 {
     let value: u64;
@@ -247,7 +247,7 @@ pub unsafe fn word_of_ranges(at: u32) -> u64 {
 ///
 /// # Safety
 /// Both addresses are valid and multiples of 16.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn copy_16(to: u64, from: u64) {
     // SAFETY: the caller vouches for both.
@@ -262,7 +262,7 @@ pub unsafe fn copy_16(to: u64, from: u64) {
 ///
 /// # Safety
 /// As for [`copy_16`], for each pair of addresses whose bit is set.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn copy_pieces(to: [u64; 8], from: [u64; 8], there: u32) {
     // SAFETY: the caller vouches for all.
@@ -311,7 +311,7 @@ pub unsafe fn copy_pieces(to: [u64; 8], from: [u64; 8], there: u32) {
 ///
 /// # Safety
 /// Both addresses are valid and multiples of 4.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn copy_4(to: u64, from: u64) {
     // SAFETY: the caller vouches for both.
@@ -325,7 +325,7 @@ pub unsafe fn copy_4(to: u64, from: u64) {
 ///
 /// # Safety
 /// Both addresses are valid.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn copy_1(to: u64, from: u64) {
     // SAFETY: the caller vouches for both.
@@ -339,7 +339,7 @@ pub unsafe fn copy_1(to: u64, from: u64) {
 ///
 /// # Safety
 /// The address is valid.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn store_u8(to: u64, value: u8) {
     let value = u16::from(value);
@@ -353,7 +353,7 @@ pub unsafe fn store_u8(to: u64, value: u8) {
 ///
 /// # Safety
 /// The address is valid and a multiple of 4.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn store_u32(to: u64, value: u32) {
     // SAFETY: the caller vouches for the address.
@@ -366,7 +366,7 @@ pub unsafe fn store_u32(to: u64, value: u32) {
 ///
 /// # Safety
 /// The address is valid and a multiple of 2.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn store_u16(to: u64, value: u16) {
     // SAFETY: the caller vouches for the address.
@@ -379,7 +379,7 @@ pub unsafe fn store_u16(to: u64, value: u16) {
 ///
 /// # Safety
 /// The address is valid.
-#[cfg(any(feature = "rows", feature = "scatter", feature = "hash"))]
+#[cfg(any(feature = "gathers", feature = "scatter", feature = "hash"))]
 #[inline(always)]
 pub unsafe fn load_u8(from: u64) -> u8 {
     let value: u16;
@@ -394,7 +394,7 @@ pub unsafe fn load_u8(from: u64) -> u8 {
 ///
 /// # Safety
 /// The address is valid and a multiple of 4; nothing writes to it meanwhile.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn load_u32(from: u64) -> u32 {
     let value: u32;
@@ -409,7 +409,7 @@ pub unsafe fn load_u32(from: u64) -> u32 {
 ///
 /// # Safety
 /// The address is valid and a multiple of 8; nothing writes to it meanwhile.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn load_u64(from: u64) -> u64 {
     let value: u64;
@@ -424,7 +424,7 @@ pub unsafe fn load_u64(from: u64) -> u64 {
 ///
 /// # Safety
 /// As for [`load_u64`], for all of them.
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 #[inline(always)]
 pub unsafe fn load_ten(from: u64) -> [u64; 10] {
     let (w0, w1, w2, w3, w4): (u64, u64, u64, u64, u64);
@@ -472,7 +472,7 @@ pub unsafe fn load_word(from: u64) -> u64 {
 ///
 /// # Safety
 /// The address is valid and a multiple of 8.
-#[cfg(any(feature = "hash", feature = "rows"))]
+#[cfg(any(feature = "hash", feature = "gathers"))]
 #[inline(always)]
 pub unsafe fn store_u64(to: u64, value: u64) {
     // SAFETY: the caller vouches for the address.
@@ -498,7 +498,7 @@ pub fn sleep_ns(ns: u32) {
 }
 
 /// Ends the kernel with an error that the host sees.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub fn trap() -> ! {
     // SAFETY: ends the kernel; nothing runs after it.

@@ -30,7 +30,7 @@ impl CopyShape {
     }
 
     /// Makes the values opaque to the compiler, for kernels that are short of registers.
-    #[cfg(feature = "rows")]
+    #[cfg(feature = "gathers")]
     #[inline(always)]
     pub fn opaque(self) -> Self {
         Self {
@@ -58,12 +58,12 @@ pub fn rows(shape: CopyShape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
 }
 
 /// Length from which on rows at odd addresses are copied by [`copy_lines`].
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 const LONG: u32 = 64;
 
 /// Copies as [`rows`] does, from memory in which whole lines of 16 bytes may be loaded, even if a row begins
 /// or ends inside a line: slots, and lines of a cache.
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 #[inline(always)]
 pub fn rows_of_slots(shape: CopyShape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
     if shape.unit_shift < 2 && shape.row_bytes >= LONG {
@@ -76,7 +76,7 @@ pub fn rows_of_slots(shape: CopyShape, from: u64, to: impl Fn(u32) -> u64, wante
 
 /// Copies rows at any address, each by all lanes: loads of 16 bytes a lane, stores of one byte. The loads
 /// cross the bus, and the next ones are in flight while these are stored.
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 #[inline(always)]
 fn copy_lines(shape: CopyShape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
     let mut left = wanted;
@@ -99,7 +99,7 @@ fn copy_lines(shape: CopyShape, from: u64, to: impl Fn(u32) -> u64, wanted: u32)
 }
 
 /// Loads the 16 bytes at `at`, unless they begin past `end`.
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 #[inline(always)]
 fn line(at: u64, end: u64) -> (u64, u64) {
     match at < end {
@@ -110,7 +110,7 @@ fn line(at: u64, end: u64) -> (u64, u64) {
 }
 
 /// Stores those of the 8 bytes from `at` on that are between `from` and `end`, `far` bytes further on.
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 #[inline(always)]
 fn store_half(far: u64, half: u64, at: u64, (from, end): (u64, u64)) {
     let mut byte = 0;
@@ -126,7 +126,7 @@ fn store_half(far: u64, half: u64, at: u64, (from, end): (u64, u64)) {
 
 /// Returns log2 of the largest unit (16, 8, 4, 2 or 1 bytes) that divides `word`, the OR of both
 /// addresses and the length. The widest unit makes the fewest transactions on the bus.
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 #[inline(always)]
 pub fn unit_of(word: u64) -> u32 {
     (word | 16).trailing_zeros()
@@ -134,7 +134,7 @@ pub fn unit_of(word: u64) -> u32 {
 
 /// Copies `bytes` bytes from `from` to `to` of each lane whose bit is set in `wanted`, lane by lane. Every
 /// lane calls it. `unit` returns log2 of the bytes that divide addresses and length.
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 #[inline(always)]
 pub fn parts(
     shape: CopyShape,
@@ -162,7 +162,7 @@ pub fn parts(
     arch::sync_warp(arch::FULL);
 }
 
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 #[inline(always)]
 fn copy_part<const SHIFT: u32>(shape: CopyShape, from: u64, to: u64, bytes: u64) {
     let mut at = u64::from(shape.lane) << SHIFT;

@@ -7,7 +7,7 @@
 use crate::arch;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::lanes::scratch;
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 use crate::scratch_words::GROUP_WORDS;
 use crate::scratch_words::SCRATCH;
 #[cfg(target_arch = "nvptx64")]
@@ -207,7 +207,7 @@ impl WholeBlock {
     }
 
     /// Returns a word for each thread of a block of at most 256 threads. Their content is undefined at first.
-    #[cfg(feature = "rows")]
+    #[cfg(feature = "gathers")]
     #[inline(always)]
     pub fn batch_words(&self) -> &'static [AtomicU32] {
         self.scratch.get(GROUP_WORDS..).unwrap_or_default()
@@ -388,11 +388,11 @@ impl ThreadGrouping for ApartLanes {
 
 /// Acts with any number of lanes by one copy of the code: less code and fewer registers, for callers that are
 /// seldom a whole warp or alone.
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 #[derive(Clone, Copy, Debug)]
 pub struct AnyLanes;
 
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 impl ThreadGrouping for AnyLanes {
     #[inline(always)]
     fn act<A: GroupOp>(&self, key: u64, op: A) -> A::Output {

@@ -84,17 +84,22 @@ mod bare;
 mod chunks;
 #[cfg(all(
     any(target_arch = "nvptx64", feature = "lanes"),
-    any(feature = "rows", feature = "scatter")
+    any(feature = "gathers", feature = "scatter")
 ))]
 mod copy;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "kernels"))]
 mod entry;
 #[cfg(all(
     any(target_arch = "nvptx64", feature = "lanes"),
-    any(feature = "rows", feature = "scatter")
+    any(feature = "gathers", feature = "scatter")
 ))]
 mod exchange;
-#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "rows"))]
+pub mod extents;
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "gathers"))]
+#[cfg_attr(
+    not(all(feature = "rows", feature = "mapped")),
+    allow(dead_code, reason = "an image has some of the kernels")
+)]
 mod gather;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod groups;
@@ -103,7 +108,7 @@ pub mod hash;
 pub mod lanes;
 #[cfg(all(
     any(target_arch = "nvptx64", feature = "lanes"),
-    any(feature = "rows", feature = "scatter")
+    any(feature = "gathers", feature = "scatter")
 ))]
 mod launch;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
@@ -157,9 +162,11 @@ pub mod entries {
         nvme_shared_narrow, nvme_shared_traced, nvme_tokens, nvme_warp, nvme_warp_traced,
     };
     pub use crate::gather::{
-        nvme_begin_batched, nvme_check_rows, nvme_copy_rows, nvme_end_launch, nvme_finish_batched,
-        nvme_follow_rows, nvme_gather, nvme_gather_batched, nvme_gather_cached,
-        nvme_gather_striped, nvme_read_listed, nvme_read_ranges, nvme_widen_rows,
+        nvme_begin_batched, nvme_begin_batched_mapped, nvme_check_rows, nvme_copy_rows,
+        nvme_end_launch, nvme_finish_batched, nvme_finish_batched_mapped, nvme_follow_rows,
+        nvme_gather, nvme_gather_batched, nvme_gather_batched_mapped, nvme_gather_cached,
+        nvme_gather_mapped, nvme_gather_striped, nvme_gather_striped_mapped, nvme_read_listed,
+        nvme_read_ranges, nvme_widen_rows,
     };
     pub use crate::scatter::nvme_scatter;
 }
@@ -183,6 +190,10 @@ pub const SCATTER_PTX: &str = include_str!("../ptx/nvme_gpu_scatter.ptx");
 /// `nvme_gather` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS_PTX: &str = include_str!("../ptx/nvme_gpu_rows.ptx");
+
+/// The kernels that gather rows of tables in several ranges as PTX, as [`PTX`] is.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const MAPPED_PTX: &str = include_str!("../ptx/nvme_gpu_mapped.ptx");
 
 /// `nvme_hash_chunks` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]

@@ -223,7 +223,7 @@ pub struct StripedMember {
 /// Parameters of a launch that gathers rows of several striped drives: `nvme_gather_striped`.
 ///
 /// `queues`, `gate`, `slots` and `nsid` of the gather are not used: each member has its own. A row touches at
-/// most two members.
+/// most two members, unless its table lies in several ranges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct StripedGather {

@@ -13,7 +13,7 @@ use crate::QueueArray;
 use crate::arch;
 use crate::groups::{GpuThread, GroupedThread, NarrowLane};
 use crate::rows::{BLOCK_WARPS, GatherLaunch, LaunchSummary, code};
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 use nvme_core::gate::GateEpoch;
 use nvme_core::gate::{AdmissionGate, words};
 use nvme_core::group::ExecContext;
@@ -27,7 +27,7 @@ pub const NO_STATION: u32 = u32::MAX;
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 /// Time that a group works between two looks at the gate, in nanoseconds.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 pub const LOOK_NS: u64 = 1 << LOOK_SHIFT;
 /// log2 of [`LOOK_NS`].
 pub const LOOK_SHIFT: u32 = 20;
@@ -129,7 +129,7 @@ pub fn claim_by(
 
 /// Takes one of the first `count` stations that is free now, and passes the gate with it; returns it with the epoch of
 /// the gate. Waits for none.
-#[cfg(feature = "rows")]
+#[cfg(feature = "gathers")]
 #[inline(always)]
 pub fn claim_now(
     rows: &GatherLaunch,

@@ -83,7 +83,7 @@ pub use registered::RegisteredMemory;
 pub use rows::{
     BegunPoint, BegunRows, GatherIds, GatherOptions, GatherOutcome, GatherTarget, GpuRows,
     HostRows, LaunchSequence, MoveRows, PendingRows, ReadList, ReadRange, RowDirection,
-    RowFailures, RowRequest, RowTable, RowsOptions, StripedRows, TableCache,
+    RowFailures, RowRequest, RowTable, RowsOptions, StripedRows, TableCache, TableMap,
 };
 pub use session::{GpuSession, LaunchWork, LostCommands, SessionSetup};
 pub use stream::{Stream, StreamEvent};

@@ -23,8 +23,8 @@ pub struct RowWidening {
 
 impl RowWidening {
     /// Parses the names of the dtypes, as Python and C use them: `float16`, `bfloat16`,
-    /// `float8_e4m3fn`, `float8_e5m2`, `q8_0`, `q4_0` and `q4_1` are converted to `float16` or
-    /// `float32`.
+    /// `float8_e4m3fn`, `float8_e5m2` and the blocks of GGUF (`q8_0`, `q4_0`, `q4_1`, `q2_k` to `q6_k`, `iq4_nl`, `iq4_xs`,
+    /// `mxfp4`) are converted to `float16`, `bfloat16` or `float32`.
     ///
     /// # Errors
     /// [`Error::Usage`] for other names.
@@ -37,19 +37,28 @@ impl RowWidening {
             "q8_0" => Some(Format::Q8_0),
             "q4_0" => Some(Format::Q4_0),
             "q4_1" => Some(Format::Q4_1),
+            "q2_k" => Some(Format::Q2K),
+            "q3_k" => Some(Format::Q3K),
+            "q4_k" => Some(Format::Q4K),
+            "q5_k" => Some(Format::Q5K),
+            "q6_k" => Some(Format::Q6K),
+            "iq4_nl" => Some(Format::Iq4Nl),
+            "iq4_xs" => Some(Format::Iq4Xs),
+            "mxfp4" => Some(Format::Mxfp4),
             _ => None,
         };
         let to = match dtype {
             "float16" => Some(WideFormat::F16),
             "float32" => Some(WideFormat::F32),
+            "bfloat16" => Some(WideFormat::Bf16),
             _ => None,
         };
         match (from, to) {
             (Some(from), Some(to)) => Ok(Self { from, to }),
             _ => Err(Error::usage(
                 format!("rows of {stored} do not come out as {dtype}"),
-                "rows of float16, bfloat16, float8_e4m3fn, float8_e5m2, q8_0, q4_0 and q4_1 come out as float16 or \
-                 float32",
+                "rows of float16, bfloat16, float8_e4m3fn, float8_e5m2, q8_0, q4_0, q4_1, q2_k to q6_k, iq4_nl, iq4_xs and \
+                 mxfp4 come out as float16, bfloat16 or float32",
             )),
         }
     }

@@ -3,6 +3,7 @@
 // UNSAFETY: requests hold addresses of GPU memory, for which the caller vouches.
 #![allow(unsafe_code)]
 
+use super::extents::TableRanges;
 use super::space::StoreSpace;
 use super::table::Table;
 use nvme_cuda::{
@@ -37,6 +38,7 @@ struct LaterRows {
     /// Offset, rows and bytes of a row.
     shape: (u64, u64, u64),
     cache: Option<Arc<TableCache>>,
+    ranges: Option<TableRanges>,
 }
 
 impl LaterRows {
@@ -45,6 +47,7 @@ impl LaterRows {
             space: Arc::downgrade(&table.space),
             shape: (table.offset(), table.rows(), table.row_bytes()),
             cache: table.cache.clone(),
+            ranges: table.ranges.clone(),
         }
     }
 
@@ -55,7 +58,10 @@ impl LaterRows {
             cause: "the store was closed".to_owned(),
         })?;
         let (offset, rows, row_bytes) = self.shape;
-        let mut table = Table::new(space, offset, rows, row_bytes)?;
+        let mut table = match &self.ranges {
+            Some(ranges) => Table::of_ranges(space, ranges),
+            None => Table::new(space, offset, rows, row_bytes)?,
+        };
         table.cache.clone_from(&self.cache);
         Ok(table)
     }
@@ -80,7 +86,7 @@ impl Table {
     pub unsafe fn begin_on_gpu(&self, ids: &GatherIds, stream: u64) -> Result<BegunGather> {
         if let Some(rows) = self.owned_rows()? {
             // SAFETY: the caller's.
-            let begun = unsafe { rows.begin(&self.of_namespace(), ids, stream) }?;
+            let begun = unsafe { rows.begin(&self.of_namespace(), self.map(), ids, stream) }?;
             if let Some(begun) = begun {
                 let by = BegunBy::Queues(begun);
                 return Ok(BegunGather { by });

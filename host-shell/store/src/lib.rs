@@ -15,6 +15,7 @@ mod bytes_on_gpu;
 mod drive;
 mod element;
 mod engine;
+mod extents;
 mod file;
 #[cfg(feature = "cuda")]
 mod gds;
@@ -44,6 +45,7 @@ mod with_gpu;
 pub use background::BackgroundOperation;
 pub use batch::StoreTransfer;
 pub use element::RowElement;
+pub use extents::TableRanges;
 #[cfg(feature = "cuda")]
 pub use halves::BegunGather;
 pub use nvme_driver::widen::RowWidening;
@@ -59,6 +61,7 @@ use nvme_driver::device::{self, Device};
 use nvme_driver::error::{Error, Result};
 use nvme_driver::sysfs::SysfsHost;
 use space::StoreSpace;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,7 +70,7 @@ const STRIPE_BYTES: u64 = 128 << 10;
 
 /// Forms of names that a store can be opened by, for the remedy of an error.
 const NAMES: &str = "write sim:PATH, vfio:BDF, vfio-user:SOCKET, file:PATH, a path, or \
-                     stripe:DEVICE|DEVICE?stripe=128KiB";
+                     stripe:DEVICE|DEVICE?stripe=128KiB, or joined:DEVICE|DEVICE";
 
 /// A drive, a file or a stripe of them as one range of bytes, for blocking calls from any number of threads.
 ///
@@ -108,8 +111,8 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens `sim:...`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, or `stripe:DEVICE|DEVICE|...?stripe=SIZE`. A
-    /// path that begins with `/` or `./` means `file:`.
+    /// Opens `sim:...`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, `stripe:DEVICE|DEVICE|...?stripe=SIZE`, or
+    /// `joined:DEVICE|DEVICE|...` ([`join`](Self::join)). A path that begins with `/` or `./` means `file:`.
     ///
     /// A real device is opened for reading only unless [`allow_write`](StoreOptions::allow_write) is set. A
     /// drive has one store in a process: a second one of the same image or function is refused. Several stores
@@ -122,6 +125,9 @@ impl Store {
         options.check()?;
         if let Some(rest) = device.strip_prefix("stripe:") {
             return open_stripe(rest, options);
+        }
+        if let Some(rest) = device.strip_prefix("joined:") {
+            return Self::join(open_all(rest, options)?);
         }
         if let Some(path) = file_path(device) {
             let member = file::open(path, options)?;
@@ -166,6 +172,46 @@ impl Store {
     /// [`Error::Usage`] for no members, for a stripe that is no multiple of each member's block or longer than
     /// a member, and for members that have tables or are stripes themselves.
     pub fn stripe(members: Vec<Self>, stripe_bytes: u64) -> Result<Self> {
+        let all = Self::members_of(members)?;
+        check_stripe(&all, stripe_bytes)?;
+        let space = Arc::new(StoreSpace::striped(all, stripe_bytes)?);
+        Ok(Self { space })
+    }
+
+    /// Joins several stores into one without stripes: a table may have tensors in the files of all of them. Each begins at
+    /// a multiple of one size, that of the longest rounded up to a power of two: [`member_offsets`](Self::member_offsets)
+    /// has them. There are no bytes between the end of a member and the next one.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for no members, and for members that have tables or are several themselves.
+    pub fn join(members: Vec<Self>) -> Result<Self> {
+        let all = Self::members_of(members)?;
+        if all.is_empty() {
+            return Err(Error::usage("there are no members to join", NAMES));
+        }
+        let space = Arc::new(StoreSpace::joined(all)?);
+        Ok(Self { space })
+    }
+
+    /// Returns the first byte of each member of a [joined](Self::join) store, and its length.
+    pub fn member_offsets(&self) -> Vec<(u64, u64)> {
+        let space = &self.space;
+        let offset = |(index, len)| (index as u64 * space.stripe_bytes, len);
+        match space.is_joined {
+            true => space
+                .members
+                .iter()
+                .map(|one| one.len)
+                .enumerate()
+                .map(offset)
+                .collect(),
+            false => vec![(0, space.len)],
+        }
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] for members that have tables or are several themselves.
+    fn members_of(members: Vec<Self>) -> Result<Vec<StoreMember>> {
         let mut all = Vec::new();
         for (index, member) in members.into_iter().enumerate() {
             let space = Arc::try_unwrap(member.space).map_err(|_| {
@@ -185,9 +231,7 @@ impl Store {
                 }
             }
         }
-        check_stripe(&all, stripe_bytes)?;
-        let space = Arc::new(StoreSpace::striped(all, stripe_bytes)?);
-        Ok(Self { space })
+        Ok(all)
     }
 
     /// Returns the size in bytes.
@@ -358,6 +402,45 @@ impl Store {
     pub fn table(&self, offset: u64, rows: u64, row_bytes: u64) -> Result<Table> {
         Table::new(Arc::clone(&self.space), offset, rows, row_bytes)
     }
+
+    /// Returns the rows of `row_bytes` bytes that lie in `ranges` of the store, one range after the other: the tensors of a
+    /// model's lookup table in several files, each in the extents of its file. Rows begin at any byte, and may lie in
+    /// several ranges. Copies the ranges to the memory of the store's GPU.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for rows of no bytes, for ranges that are not whole rows together, that overlap or that end past the
+    /// store; [`Error::Device`] without memory of the GPU.
+    pub fn ranges(&self, ranges: &[Range<u64>], row_bytes: u64) -> Result<TableRanges> {
+        TableRanges::new(&self.space, ranges, row_bytes)
+    }
+
+    /// Returns the table of rows in several `ranges` of this store. Its rows are read only.
+    ///
+    /// ```
+    /// use nvme_store::{Store, StoreOptions};
+    ///
+    /// # fn main() -> nvme_driver::Result<()> {
+    /// # #[cfg(feature = "sim")] {
+    /// let store = Store::open("sim:mem?size=16MiB", &StoreOptions::default())?;
+    /// store.write_at(1000, &[7; 50])?;
+    /// store.write_at(90_000, &[8; 100])?;
+    /// // Rows of 75 bytes: the first one has 25 bytes in the second range.
+    /// let ranges = store.ranges(&[1000..1050, 90_000..90_100], 75)?;
+    /// let table = store.table_of(&ranges)?;
+    /// let mut rows = [0; 150];
+    /// table.gather((&[1i64, 0]).into(), &mut rows, None)?.check()?;
+    /// assert_eq!((rows[0], rows[75], rows[124], rows[125]), (8, 7, 7, 8));
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for ranges of another store.
+    pub fn table_of(&self, ranges: &TableRanges) -> Result<Table> {
+        ranges.check(&self.space)?;
+        Ok(Table::of_ranges(Arc::clone(&self.space), ranges))
+    }
 }
 
 /// Returns the path of `file:PATH`, or of a text that is a path.
@@ -379,9 +462,12 @@ fn open_stripe(text: &str, options: &StoreOptions) -> Result<Store> {
         }
         None => (text, STRIPE_BYTES),
     };
+    Store::stripe(open_all(devices, options)?, stripe_bytes)
+}
+
+fn open_all(devices: &str, options: &StoreOptions) -> Result<Vec<Store>> {
     let open = |device: &str| Store::open(device, options);
-    let members = devices.split('|').map(open).collect::<Result<Vec<_>>>()?;
-    Store::stripe(members, stripe_bytes)
+    devices.split('|').map(open).collect()
 }
 
 fn check_stripe(members: &[StoreMember], stripe_bytes: u64) -> Result<()> {

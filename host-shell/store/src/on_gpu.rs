@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::element::RowElement;
+use super::extents::TableRanges;
 use super::member::StoreMember;
 use super::options::DataPath;
 use super::space::StoreSpace;
@@ -12,7 +13,7 @@ use super::status::{self, RowStatus};
 use super::table::{RowIds, Table};
 use nvme_cuda::{
     GatherOptions, GpuRows, HostRows, KernelFunction, LaunchSize, Module, MoveRows, PendingRows,
-    RowDirection, RowRequest, RowTable, StripedRows,
+    RowDirection, RowRequest, RowTable, StripedRows, TableMap,
 };
 use nvme_driver::error::{Error, Result};
 use nvme_driver::widen::RowWidening;
@@ -121,18 +122,19 @@ impl Table {
         widen: Option<RowWidening>,
         stream: u64,
     ) -> Result<PendingRows> {
+        let ways = GatherOptions {
+            cache: self.cache.as_deref(),
+            widen,
+            map: self.map().map(Arc::as_ref),
+        };
         match self.by()? {
             RowMover::Gpu(rows) => {
-                let ways = GatherOptions {
-                    cache: self.cache.as_deref(),
-                    widen,
-                };
                 // SAFETY: the caller's.
                 unsafe { rows.gather(&self.of_namespace(), request, ways, stream) }
             }
             RowMover::Striped(rows) => {
                 // SAFETY: the caller's.
-                unsafe { rows.gather(&self.of_namespace(), request, widen, stream) }
+                unsafe { rows.gather(&self.of_namespace(), request, ways, stream) }
             }
             RowMover::Host => {
                 let host = self.space.gpu()?;
@@ -162,9 +164,10 @@ impl Table {
     /// are read many times between two writes.
     ///
     /// # Errors
-    /// [`Error::Usage`] where the GPU does not submit the reads itself, and for too few bytes;
+    /// [`Error::Usage`] where the GPU does not submit the reads itself, for a table in several ranges, and for too few bytes;
     /// [`Error::Environment`] without memory.
     pub fn cached(mut self, bytes: u64) -> Result<Self> {
+        self.check_one_range()?;
         let RowMover::Gpu(rows) = self.by()? else {
             return Err(self.not_by_gpu("a cache of rows"));
         };
@@ -178,6 +181,7 @@ impl Table {
     /// # Errors
     /// [`Error::Usage`] where the GPU does not submit the reads itself.
     pub fn device_rows(&self) -> Result<nvme_gpu_kernel::rows::GatherLaunch> {
+        self.check_one_range()?;
         match self.by()? {
             RowMover::Gpu(rows) => rows.device_rows(&self.of_namespace()),
             RowMover::Striped(_) | RowMover::Host => Err(self.not_by_gpu("reads by a kernel")),
@@ -236,6 +240,7 @@ impl Table {
         stream: u64,
     ) -> Result<PendingRows> {
         self.space.gpu()?;
+        self.check_one_range()?;
         let is_short = |number: u64| u32::try_from(number).is_ok();
         if !is_short(self.rows()) || !is_short(self.row_bytes()) {
             return Err(Error::usage(
@@ -280,6 +285,7 @@ impl Table {
         stream: u64,
     ) -> Result<PendingRows> {
         self.space.gpu()?;
+        self.check_one_range()?;
         if u32::try_from(self.rows().max(count)).is_err() {
             return Err(Error::usage(
                 format!(
@@ -300,6 +306,17 @@ impl Table {
             "rows that the warps of a kernel choose: the GPU reads them from one drive",
             "use one drive (sim:, vfio:, vfio-user:)",
         ))
+    }
+
+    /// Checks that the table lies in one range, as caches and kernels of the caller's need it.
+    fn check_one_range(&self) -> Result<()> {
+        match &self.ranges {
+            None => Ok(()),
+            Some(_) => Err(Error::usage(
+                "caches and kernels of the caller's are for tables in one range, and this one lies in several",
+                "gather the rows, or use a table in one range",
+            )),
+        }
     }
 
     fn not_by_gpu(&self, what: &str) -> Error {
@@ -327,7 +344,7 @@ impl Table {
     /// # Errors
     /// As [`gather_on_gpu`](Self::gather_on_gpu); [`Error::Usage`] for a store that is for reading only.
     pub unsafe fn scatter_on_gpu(&self, request: &RowRequest, stream: u64) -> Result<PendingRows> {
-        self.space.check_writable()?;
+        self.check_changeable()?;
         let table = self.of_namespace();
         if let RowMover::Gpu(rows) = self.by()?
             && rows.writes(&table, request)
@@ -372,7 +389,7 @@ impl Table {
         rows: MoveRows,
         stream: u64,
     ) -> Result<PendingRows> {
-        self.space.check_writable()?;
+        self.check_changeable()?;
         let host = self.space.gpu()?;
         // SAFETY: the caller's.
         unsafe { host.start(self.row_bytes(), request, RowDirection::Write, rows, stream) }
@@ -405,10 +422,15 @@ impl Table {
 
     pub(super) fn of_namespace(&self) -> RowTable {
         RowTable {
-            first_byte: self.offset(),
+            first_byte: self.map().map_or_else(|| self.offset(), TableMap::bits),
             rows: self.rows(),
             row_bytes: u32::try_from(self.row_bytes()).unwrap_or(u32::MAX),
         }
+    }
+
+    /// Returns the ranges for kernels, of a table in several.
+    pub(super) fn map(&self) -> Option<&Arc<TableMap>> {
+        self.ranges.as_ref()?.map.as_ref()
     }
 
     /// Wraps `run` into the callback of a host thread that moves rows of this table. The callback holds the
@@ -419,13 +441,18 @@ impl Table {
     ) -> MoveRows {
         let space = Arc::downgrade(&self.space);
         let (offset, rows, row_bytes) = (self.offset(), self.rows(), self.row_bytes());
+        let ranges = self.ranges.as_ref().map(TableRanges::of_host);
         Box::new(move |ids, data, status| {
             let Some(space) = space.upgrade() else {
                 data.fill(0);
                 status.fill(RowStatus::Gone.code());
                 return;
             };
-            let ran = Self::new(space, offset, rows, row_bytes).and_then(|table| {
+            let table = match &ranges {
+                Some(ranges) => Ok(Self::of_ranges(space, ranges)),
+                None => Self::new(space, offset, rows, row_bytes),
+            };
+            let ran = table.and_then(|table| {
                 let ran = run(&table, RowIds::I64(ids), data, status);
                 // The last owner of a store ends it, with calls into the driver, which this thread may not make.
                 if let Some(space) = Arc::into_inner(table.space) {

@@ -122,6 +122,19 @@ impl Table {
     }
 
     /// # Errors
+    /// [`Error::Usage`] for a store that is for reading only, and for a table in several ranges.
+    pub(super) fn check_changeable(&self) -> Result<()> {
+        self.space.check_writable()?;
+        match &self.ranges {
+            None => Ok(()),
+            Some(_) => Err(Error::usage(
+                "rows of a table in several ranges are not written",
+                "write bytes of the store, or rows of a table in one range",
+            )),
+        }
+    }
+
+    /// # Errors
     /// [`Error::Usage`] when a row is not a whole number of elements.
     pub(super) fn check_elements(&self, element: RowElement) -> Result<()> {
         let size = element.bytes() as u64;
@@ -146,7 +159,7 @@ impl Table {
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
         self.check_lengths(ids, src.len(), status.as_deref())?;
-        self.space.check_writable()?;
+        self.check_changeable()?;
         let mut outcome = RowOutcome::new(ids.len());
         let order = self.order(ids, &mut outcome);
         if order.len() < ids.len() && wrong == WrongIds::Refused {

@@ -20,6 +20,8 @@ pub(crate) struct StoreSpace {
     pub members: Vec<StoreMember>,
     /// Bytes of one member before the next one follows; without meaning for one member.
     pub stripe_bytes: u64,
+    /// Each member has one stripe, and fills the first bytes of it.
+    pub is_joined: bool,
     pub len: u64,
     /// The largest block of a member.
     pub block_bytes: u32,
@@ -73,6 +75,12 @@ impl StoreSpace {
         let shortest = members.iter().map(|member| member.len).min().unwrap_or(0);
         let stripes = shortest / stripe_bytes;
         let len = stripes * stripe_bytes * members.len() as u64;
+        Self::of_several(members, stripe_bytes, len)
+    }
+
+    /// # Errors
+    /// Without memory of the GPU.
+    fn of_several(members: Vec<StoreMember>, stripe_bytes: u64, len: u64) -> Result<Self> {
         #[cfg(feature = "cuda")]
         let striped = {
             // Where a GPU has queues of each.
@@ -89,6 +97,30 @@ impl StoreSpace {
         })
     }
 
+    /// Joins several members, each in a stripe that is as long as the longest of them, or longer.
+    ///
+    /// # Errors
+    /// Without memory of the GPU; [`Error::Usage`] for members that 64 bits do not count together.
+    pub fn joined(members: Vec<StoreMember>) -> Result<Self> {
+        let longest = members
+            .iter()
+            .map(|one| one.len.max(one.block_bytes.into()));
+        let stripe_bytes = longest.max().and_then(u64::checked_next_power_of_two);
+        let before = stripe_bytes.and_then(|one| one.checked_mul(members.len() as u64));
+        let (Some(stripe_bytes), Some(_), Some(last)) = (stripe_bytes, before, members.last())
+        else {
+            return Err(Error::usage(
+                "the members are longer than 2^64 bytes",
+                "join fewer",
+            ));
+        };
+        let len = stripe_bytes * (members.len() as u64 - 1) + last.len;
+        Ok(Self {
+            is_joined: true,
+            ..Self::of_several(members, stripe_bytes, len)?
+        })
+    }
+
     fn new(members: Vec<StoreMember>, stripe_bytes: u64, len: u64) -> Self {
         let largest = |of: fn(&StoreMember) -> u32| members.iter().map(of).max().unwrap_or(1);
         Self {
@@ -98,6 +130,7 @@ impl StoreSpace {
             read_bytes: largest(|member| member.read_bytes),
             members,
             stripe_bytes,
+            is_joined: false,
             len,
             locks: RangeLocks::default(),
             background: BackgroundThreads::default(),
@@ -160,15 +193,19 @@ impl StoreSpace {
     /// # Errors
     /// [`Error::Usage`].
     pub fn check(&self, offset: u64, bytes: u64) -> Result<Range<u64>> {
-        let end = offset.checked_add(bytes).filter(|end| *end <= self.len);
+        let most = self.end_past(offset);
+        let end = offset.checked_add(bytes).filter(|end| *end <= most);
         let end = end.ok_or_else(|| {
-            Error::usage(
-                format!(
+            let cause = match self.is_joined {
+                true => format!(
+                    "{bytes} bytes from {offset} on end past byte {most}, where a member of the store ends"
+                ),
+                false => format!(
                     "{bytes} bytes from {offset} on end past the store, which has {} bytes",
                     self.len
                 ),
-                "ask for a range inside the store",
-            )
+            };
+            Error::usage(cause, "ask for a range inside the store")
         })?;
         Ok(offset..end)
     }
@@ -187,7 +224,17 @@ impl StoreSpace {
     pub fn rounded(&self, range: &Range<u64>, unit: u32) -> Range<u64> {
         let unit = u64::from(unit);
         let end = range.end.checked_next_multiple_of(unit);
-        range.start / unit * unit..end.map_or(self.len, |end| end.min(self.len))
+        let most = self.end_past(range.start);
+        range.start / unit * unit..end.map_or(most, |end| end.min(most))
+    }
+
+    /// Returns the end of the bytes among which `offset` is: of the store, or of the member of a joined one.
+    fn end_past(&self, offset: u64) -> u64 {
+        let member = (offset / self.stripe_bytes) as usize;
+        match self.members.get(member).filter(|_| self.is_joined) {
+            Some(of) => member as u64 * self.stripe_bytes + of.len,
+            None => self.len,
+        }
     }
 
     /// Appends the commands that move `range`, whole blocks, in order.

@@ -3,6 +3,7 @@
 
 use super::background::BackgroundOperation;
 use super::engine::{self, FailureReaction, PieceHandler};
+use super::extents::{StoreExtent, TableRanges};
 use super::lane::LARGE_BYTES;
 use super::parallel;
 use super::space::{MemberPiece, StoreSpace, common};
@@ -172,6 +173,8 @@ impl RowReport {
 #[derive(Clone)]
 pub struct Table {
     pub(super) space: Arc<StoreSpace>,
+    /// Ranges of a table that lies in several; its `offset` is 0 then, and bytes count from row 0 without those between.
+    pub(super) ranges: Option<TableRanges>,
     offset: u64,
     rows: u64,
     row_bytes: u64,
@@ -209,6 +212,7 @@ impl Table {
         space.check(offset, bytes)?;
         Ok(Self {
             space,
+            ranges: None,
             offset,
             rows,
             row_bytes,
@@ -217,9 +221,24 @@ impl Table {
         })
     }
 
+    pub(super) fn of_ranges(space: Arc<StoreSpace>, ranges: &TableRanges) -> Self {
+        Self {
+            space,
+            rows: ranges.rows(),
+            row_bytes: ranges.row_bytes(),
+            ranges: Some(ranges.clone()),
+            offset: 0,
+            #[cfg(feature = "cuda")]
+            cache: None,
+        }
+    }
+
     /// Returns the offset of the first row in the store.
     pub fn offset(&self) -> u64 {
-        self.offset
+        match &self.ranges {
+            Some(ranges) => ranges.offset(),
+            None => self.offset,
+        }
     }
 
     /// Returns the number of rows.
@@ -362,7 +381,7 @@ impl Table {
         order
     }
 
-    /// Returns the bytes of a row that is in range.
+    /// Returns the bytes of a row that is in range: in the store, or in the [ranges](TableRanges) of the table.
     pub(super) fn place(&self, id: u64) -> Range<u64> {
         let start = self.offset + id * self.row_bytes;
         start..start + self.row_bytes
@@ -372,20 +391,32 @@ impl Table {
     fn plan(&self, order: &[(u64, usize)]) -> (Vec<RowRead>, Vec<MemberPiece>) {
         let space = &self.space;
         let mut reads: Vec<RowRead> = Vec::new();
-        for (index, (id, _)) in order.iter().enumerate() {
-            let blocks = space.rounded(&self.place(*id), space.read_bytes);
-            if let Some(read) = reads.last_mut() {
+        let mut add = |index: usize, extent: &StoreExtent, place: &Range<u64>| {
+            let blocks = space.rounded(&extent.in_store(place), space.read_bytes);
+            if let Some(read) = reads.last_mut().filter(|read| read.extent == *extent) {
                 let end = read.blocks.end.max(blocks.end);
                 if blocks.start <= read.blocks.end && end - read.blocks.start <= JOINED_BYTES
                     || end == read.blocks.end
                 {
                     read.blocks.end = end;
                     read.rows.end = index + 1;
-                    continue;
+                    return;
                 }
             }
-            let rows = index..index + 1;
-            reads.push(RowRead { blocks, rows });
+            reads.push(RowRead {
+                blocks,
+                rows: index..index + 1,
+                extent: *extent,
+            });
+        };
+        for (index, (id, _)) in order.iter().enumerate() {
+            let place = self.place(*id);
+            match &self.ranges {
+                None => add(index, &StoreExtent::STORE, &place),
+                Some(ranges) => ranges
+                    .of(place.clone())
+                    .for_each(|extent| add(index, extent, &place)),
+            }
         }
         let mut pieces = Vec::with_capacity(reads.len());
         for (key, read) in reads.iter().enumerate() {
@@ -400,6 +431,8 @@ struct RowRead {
     blocks: Range<u64>,
     /// Range of the sorted rows.
     rows: Range<usize>,
+    /// Extent of the table that the read is for; its blocks may begin before it and end after it.
+    extent: StoreExtent,
 }
 
 /// The status of each row, and the first failure.
@@ -488,10 +521,15 @@ struct TableGather<'a> {
 }
 
 impl TableGather<'_> {
+    /// Returns the bytes of the table that `piece` is read for.
+    fn in_table(&self, piece: &MemberPiece) -> Range<u64> {
+        self.reads[piece.key].extent.in_table(&piece.range())
+    }
+
     /// Returns the rows that need bytes of `piece`.
     fn rows_of(&self, piece: &MemberPiece) -> &[(u64, usize)] {
         let rows = &self.order[self.reads[piece.key].rows.clone()];
-        let range = piece.range();
+        let range = self.in_table(piece);
         let first = rows.partition_point(|(id, _)| self.table.place(*id).end <= range.start);
         let rows = &rows[first..];
         let end = rows.partition_point(|(id, _)| self.table.place(*id).start < range.end);
@@ -501,7 +539,7 @@ impl TableGather<'_> {
 
 impl PieceHandler for TableGather<'_> {
     fn done(&mut self, piece: &MemberPiece, bytes: &[u8]) {
-        let range = piece.range();
+        let (range, extent) = (self.in_table(piece), self.reads[piece.key].extent);
         let of_read = self.reads[piece.key].rows.clone();
         let needed = self.rows_of(piece).len();
         let skipped = self.order[of_read.clone()]
@@ -512,7 +550,8 @@ impl PieceHandler for TableGather<'_> {
             let place = self.table.place(*id);
             let part = common(&range, &place);
             let to = &mut self.out[row * row_bytes..][..row_bytes];
-            to[within(&part, &place)].copy_from_slice(&bytes[within(&part, &range)]);
+            let from = within(&extent.in_store(&part), &piece.range());
+            to[within(&part, &place)].copy_from_slice(&bytes[from]);
             self.left[*row] -= part.end - part.start;
             if self.left[*row] == 0 {
                 self.outcome.status[*row] = status::OK;

@@ -15,8 +15,8 @@ pub enum BlockFormat {
     Mxfp4,
 }
 
-/// Values of E2M1, doubled so that they are integers.
-const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+/// Magnitudes of E2M1 from 0 on, doubled so that they are integers: a byte each, the lowest first.
+const E2M1: u64 = u64::from_le_bytes([0, 1, 2, 3, 4, 6, 8, 12]);
 
 impl BlockFormat {
     /// All blocks.
@@ -76,7 +76,9 @@ impl BlockFormat {
                     e => (e - 1) << 23,
                 };
                 let number = at(1 + index % 16) >> (4 * (index / 16)) & 0xF;
-                let number = E2M1.get(usize::from(number)).copied().unwrap_or(0);
+                // By a shift: a table would lie in the memory of a GPU.
+                let size = (E2M1 >> (8 * u32::from(number & 7))) as u8 as i8;
+                let number = if number & 8 == 0 { size } else { -size };
                 f32::from_bits(scale) * f32::from(number)
             }
         }

@@ -21,11 +21,13 @@
 
 mod block;
 mod narrow;
+mod quants;
 mod stored;
 mod wide;
 
 pub use block::BlockFormat;
 pub use narrow::{bf16_of_f32, f16_of_f32};
+use quants::value_of_block;
 pub use stored::{StoredFormat, UNIT};
 pub use wide::{f32_of_bf16, f32_of_f8_e4m3, f32_of_f8_e5m2, f32_of_f16};
 
@@ -50,11 +52,27 @@ pub enum Format {
     Q4_0 = 6,
     /// GGUF: 32 elements in 20 bytes, a binary16 scale and minimum, and 32 numbers of 4 bits.
     Q4_1 = 7,
+    /// GGUF: 256 elements in 84 bytes.
+    Q2K = 8,
+    /// GGUF: 256 elements in 110 bytes.
+    Q3K = 9,
+    /// As [`BlockFormat::Q4K`].
+    Q4K = 10,
+    /// GGUF: 256 elements in 176 bytes.
+    Q5K = 11,
+    /// As [`BlockFormat::Q6K`].
+    Q6K = 12,
+    /// GGUF: 32 elements in 18 bytes, a binary16 scale and numbers of 4 bits in a table of 16 values.
+    Iq4Nl = 13,
+    /// GGUF: 256 elements in 136 bytes, with the table of IQ4_NL.
+    Iq4Xs = 14,
+    /// As [`BlockFormat::Mxfp4`].
+    Mxfp4 = 15,
 }
 
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 15] = [
         Self::F16,
         Self::Bf16,
         Self::F8E4M3,
@@ -62,6 +80,14 @@ impl Format {
         Self::Q8_0,
         Self::Q4_0,
         Self::Q4_1,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::Mxfp4,
     ];
 
     /// Returns the format with this number.
@@ -75,6 +101,14 @@ impl Format {
             5 => Self::Q8_0,
             6 => Self::Q4_0,
             7 => Self::Q4_1,
+            8 => Self::Q2K,
+            9 => Self::Q3K,
+            10 => Self::Q4K,
+            11 => Self::Q5K,
+            12 => Self::Q6K,
+            13 => Self::Iq4Nl,
+            14 => Self::Iq4Xs,
+            15 => Self::Mxfp4,
             _ => return None,
         })
     }
@@ -84,7 +118,8 @@ impl Format {
     pub const fn block_elements(self) -> u32 {
         match self {
             Self::F16 | Self::Bf16 | Self::F8E4M3 | Self::F8E5M2 => 1,
-            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 => 32,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Iq4Nl | Self::Mxfp4 => 32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
 
@@ -95,7 +130,14 @@ impl Format {
             Self::F16 | Self::Bf16 => 2,
             Self::F8E4M3 | Self::F8E5M2 => 1,
             Self::Q8_0 => 34,
-            Self::Q4_0 => 18,
+            Self::Q4_0 | Self::Iq4Nl => 18,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+            Self::Iq4Xs => 136,
+            Self::Mxfp4 => 17,
             Self::Q4_1 => 20,
         }
     }
@@ -109,12 +151,14 @@ impl Format {
         }
     }
 
-    /// Returns byte `at` of stored elements that all decode to +0.0. For Q4_0 zero bytes would decode to -0.0
-    /// or to other values.
+    /// Returns byte `at` of stored elements that all decode to +0.0. For Q4_0, Q6_K and IQ4_NL zero bytes would decode to
+    /// -0.0.
     #[inline(always)]
     pub const fn zero_byte(self, at: u32) -> u8 {
         match self {
-            Self::Q4_0 if at % self.block_bytes() >= 2 => 0x88,
+            Self::Q4_0 | Self::Iq4Nl if at % self.block_bytes() >= 2 => 0x88,
+            // Numbers of 32, less 32.
+            Self::Q6K if matches!(at % self.block_bytes(), 128..192) => 0xAA,
             _ => 0,
         }
     }
@@ -128,6 +172,8 @@ pub enum WideFormat {
     F16 = 1,
     /// IEEE 754 binary32: exact.
     F32 = 2,
+    /// The upper half of binary32: rounded to the nearest, ties to even.
+    Bf16 = 3,
 }
 
 impl WideFormat {
@@ -137,6 +183,7 @@ impl WideFormat {
         match number {
             1 => Some(Self::F16),
             2 => Some(Self::F32),
+            3 => Some(Self::Bf16),
             _ => None,
         }
     }
@@ -145,7 +192,7 @@ impl WideFormat {
     #[inline(always)]
     pub const fn bytes(self) -> u32 {
         match self {
-            Self::F16 => 2,
+            Self::F16 | Self::Bf16 => 2,
             Self::F32 => 4,
         }
     }
@@ -157,8 +204,10 @@ impl WideFormat {
         match self {
             Self::F16 if value.is_nan() => 0x7E00,
             Self::F32 if value.is_nan() => 0x7FC0_0000,
+            Self::Bf16 if value.is_nan() => 0x7FC0,
             Self::F16 => u32::from(f16_of_f32(value)),
             Self::F32 => value.to_bits(),
+            Self::Bf16 => u32::from(bf16_of_f32(value)),
         }
     }
 }
@@ -191,6 +240,14 @@ pub fn value(format: Format, index: u32, at: impl Fn(u32) -> u8) -> f32 {
             let product = f32_of_f16(half(first)) * four_bits(first + 4);
             product + f32_of_f16(half(first + 2))
         }
+        Format::Q2K => value_of_block(Format::Q2K, index, at),
+        Format::Q3K => value_of_block(Format::Q3K, index, at),
+        Format::Q4K => value_of_block(Format::Q4K, index, at),
+        Format::Q5K => value_of_block(Format::Q5K, index, at),
+        Format::Q6K => value_of_block(Format::Q6K, index, at),
+        Format::Iq4Nl => value_of_block(Format::Iq4Nl, index, at),
+        Format::Iq4Xs => value_of_block(Format::Iq4Xs, index, at),
+        Format::Mxfp4 => value_of_block(Format::Mxfp4, index, at),
     }
 }
 

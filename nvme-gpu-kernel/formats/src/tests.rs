@@ -152,7 +152,7 @@ fn numbers_of_formats_are_their_own() {
             Some(u64::from(format.block_elements()))
         );
     }
-    assert_eq!((Format::of_number(0), Format::of_number(8)), (None, None));
+    assert_eq!((Format::of_number(0), Format::of_number(16)), (None, None));
     for wide in [WideFormat::F16, WideFormat::F32] {
         assert_eq!(WideFormat::of_number(wide as u32), Some(wide));
     }
@@ -241,4 +241,70 @@ fn there_is_a_row_of_every_format_that_comes_out_as_zero_bits() {
             assert!(out.iter().all(|byte| *byte == 0), "{format:?} {wide:?}");
         }
     }
+}
+
+/// Returns the FNV-1a hash of the bits of all elements.
+fn hash_of(format: Format, stored: &[u8]) -> u64 {
+    let elements = format.elements(stored.len() as u64).unwrap();
+    let bits = (0..elements as u32)
+        .map(|index| value(format, index, |byte| stored[byte as usize]))
+        .flat_map(f32::to_le_bytes);
+    bits.fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
+    })
+}
+
+/// The hashes are those of `gguf.quants.dequantize` of the package gguf 0.19.0, of the same bytes.
+#[test]
+fn blocks_have_the_bits_that_ggufs_package_gives_them() {
+    for (format, wanted) in [
+        (Format::Q2K, 0x758f_f0d9_ed68_aff9),
+        (Format::Q3K, 0xf5fd_3bf5_ecfd_8bc8),
+        (Format::Q4K, 0x8b10_dc6c_961a_599a),
+        (Format::Q5K, 0xf2e8_4743_34ab_5a91),
+        (Format::Q6K, 0xc7b7_2279_a149_4a75),
+        (Format::Iq4Nl, 0x3ddb_380b_3c86_707f),
+        (Format::Iq4Xs, 0xee28_4974_0b7f_7327),
+        (Format::Mxfp4, 0x21b1_00a1_52f1_1c1e),
+        (Format::Q8_0, 0x2900_057b_8a7e_73e3),
+        (Format::Q4_0, 0x51ff_2337_ab80_8cc0),
+        (Format::Q4_1, 0x8c76_5a99_7b28_a344),
+    ] {
+        // Upper bytes of binary16 scales, which stay finite.
+        let scales: &[usize] = match format {
+            Format::Q2K => &[81, 83],
+            Format::Q3K => &[109],
+            Format::Q4K | Format::Q5K | Format::Q4_1 => &[1, 3],
+            Format::Q6K => &[209],
+            Format::Mxfp4 => &[],
+            _ => &[1],
+        };
+        let mut state = 7u32;
+        let mut stored: Vec<u8> = (0..64 * format.block_bytes())
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            })
+            .collect();
+        for block in stored.chunks_exact_mut(format.block_bytes() as usize) {
+            for at in scales {
+                block[*at] &= 0xBF;
+            }
+        }
+        assert_eq!(hash_of(format, &stored), wanted, "{format:?}");
+    }
+}
+
+#[test]
+fn bfloat16_is_rounded_and_has_one_nan() {
+    assert_eq!(WideFormat::of_number(3), Some(WideFormat::Bf16));
+    for (value, bits) in [
+        (1.0, 0x3F80),
+        (-0.0, 0x8000),
+        (1.003_906_3, 0x3F80),
+        (1.011_718_8, 0x3F82),
+    ] {
+        assert_eq!(WideFormat::Bf16.bits_of(value), bits, "{value}");
+    }
+    assert_eq!(WideFormat::Bf16.bits_of(-f32::NAN), 0x7FC0);
 }

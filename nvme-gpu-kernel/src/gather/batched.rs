@@ -5,8 +5,10 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+use super::map::{OneRange, RowMap};
 use super::warp::clear;
 use crate::arch;
+use crate::extents::RowSpan;
 use crate::groups::{GpuThread, WholeBlock};
 use crate::launch::{self, WarpFailures};
 use crate::launch_end;
@@ -14,14 +16,15 @@ use crate::rows::{Batched, GatherLaunch, RowBlocks, STATION_BYTES, code};
 use crate::station::{self, NO_STATION};
 use nvme_core::gate::AdmissionGate;
 use nvme_core::group::{ExecContext, ThreadGroup};
-use nvme_core::spec::{Lba, Nsid, nvm};
+use nvme_core::spec::{Lba, Nsid, Status, nvm};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_core::{BatchEnds, BatchQueue, MemberCommand};
+use nvme_core::{BatchEnds, BatchQueue, MemberCommand, SubmitError};
 
 /// Word of a row that is not copied, in place of its first byte in its slot.
 const NOWHERE: u32 = u32::MAX;
 
 entry! {
+    #[cfg(feature = "rows")]
     /// Gathers rows: at most as many blocks as there are queues, enough for all rows. A block has a multiple of 32 threads,
     /// at least `rows_of_block` and at most [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS).
     ///
@@ -29,28 +32,37 @@ entry! {
     /// Every address in `batched` is what [`Batched`] says; the queues exist on the controller, and only blocks at their
     /// stations use them.
     pub unsafe fn nvme_gather_batched(batched: Batched) {
-        let rows = &batched.gather;
         // SAFETY: the caller's.
-        let Some(gate) = (unsafe { station::gate(rows) }) else {
-            return;
-        };
-        let block = WholeBlock::here();
-        let first = u64::from(arch::block()) * u64::from(batched.rows_of_block);
-        // In flight together with the words of the gate.
-        let id = load_id(&batched, first);
-        let mut station = NO_STATION;
-        if block.leads() {
-            station = station::claim_of(rows, batched.owned.queue_count, &gate);
-        }
-        let station = block.broadcast(station);
-        let queue = match station {
-            NO_STATION => None,
-            // SAFETY: the caller's; the station is this block's.
-            _ => unsafe { batched.owned.batches(station, block) },
-        };
-        let work = BatchWork::new((rows, block, gate), (station, queue), BatchOrigin::Own);
-        work.gather((first, batched.rows_of_block), id);
+        unsafe { gather(&batched, OneRange) }
     }
+}
+
+/// # Safety
+/// As [`nvme_gather_batched`]; the ranges of the table are valid as [`ExtentMap`](crate::extents::ExtentMap) documents.
+#[inline(always)]
+pub(super) unsafe fn gather<M: RowMap>(batched: &Batched, map: M) {
+    let rows = &batched.gather;
+    // SAFETY: the caller's.
+    let Some(gate) = (unsafe { station::gate(rows) }) else {
+        return;
+    };
+    let block = WholeBlock::here();
+    let first = u64::from(arch::block()) * u64::from(batched.rows_of_block);
+    // In flight together with the words of the gate.
+    let id = load_id(batched, first);
+    let mut station = NO_STATION;
+    if block.leads() {
+        station = station::claim_of(rows, batched.owned.queue_count, &gate);
+    }
+    let station = block.broadcast(station);
+    let queue = match station {
+        NO_STATION => None,
+        // SAFETY: the caller's; the station is this block's.
+        _ => unsafe { batched.owned.batches(station, block) },
+    };
+    let place = (rows, map);
+    let work = BatchWork::new((place, block, gate), (station, queue), BatchOrigin::Own);
+    work.gather((first, batched.rows_of_block), id);
 }
 
 /// Commands of the queue when its block begins to read.
@@ -66,14 +78,16 @@ pub(super) enum BatchOrigin {
     Gone,
 }
 
-/// Returns the read of the row at `place` into the slot of `thread`. Its tag tells where in the slot the row begins.
+/// Returns the read of the blocks at `place` into the slot of `thread`, behind the `before` bytes there. Its tag tells where
+/// in the slot a row begins whose first part this is.
 #[inline(always)]
 pub(super) fn command<'d>(
     rows: &GatherLaunch,
-    (station, thread): (u32, u32),
+    (station, thread, before): (u32, u32, u64),
     place: RowBlocks,
 ) -> MemberCommand<'d> {
     let slot = u64::from(station) * STATION_BYTES + u64::from(thread) * u64::from(rows.slot_bytes);
+    let slot = slot + before;
     let sqe = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
     let data = station::blocks_at(rows, slot, place.blocks);
     MemberCommand::new(sqe, data, in_slot(rows, place) >> 4)
@@ -104,8 +118,10 @@ pub(super) fn row_of_thread(batched: &Batched, first: u64) -> (u64, bool) {
 }
 
 /// The work of a block. Fields are the same for all threads, except for `failed`, which is a warp's.
-pub(super) struct BatchWork<'r, 'q> {
+pub(super) struct BatchWork<'r, 'q, M: RowMap> {
     pub rows: &'r GatherLaunch,
+    /// Where the table lies.
+    pub map: M,
     pub block: WholeBlock,
     pub gate: AdmissionGate<'r>,
     pub station: u32,
@@ -116,16 +132,17 @@ pub(super) struct BatchWork<'r, 'q> {
     pub failed: WarpFailures,
 }
 
-impl<'r, 'q> BatchWork<'r, 'q> {
+impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
     /// Makes the work of a block at its station, with its queue unless there is none.
     #[inline(always)]
     pub fn new(
-        (rows, block, gate): (&'r GatherLaunch, WholeBlock, AdmissionGate<'r>),
+        ((rows, map), block, gate): ((&'r GatherLaunch, M), WholeBlock, AdmissionGate<'r>),
         (station, queue): (u32, Option<BatchQueue<'q, WholeBlock>>),
         origin: BatchOrigin,
     ) -> Self {
         Self {
             rows,
+            map,
             block,
             gate,
             station,
@@ -143,7 +160,8 @@ impl<'r, 'q> BatchWork<'r, 'q> {
         let rows = self.rows;
         let index = first + u64::from(arch::thread());
         let is_live = arch::thread() < most && index < rows.count;
-        let place = rows.place(id).filter(|_| is_live);
+        // SAFETY: the host vouches for the extents.
+        let part = unsafe { self.map.span(rows, (id, 0)) }.filter(|_| is_live);
         let left = rows.count.saturating_sub(first);
         let count = if left < u64::from(most) {
             left as u32
@@ -151,8 +169,8 @@ impl<'r, 'q> BatchWork<'r, 'q> {
             most
         };
         // The same way for all threads of the block: there are barriers in the first one.
-        let became = match (self.queue.is_some(), self.station, place) {
-            (true, ..) => self.read_and_copy(place, (first, count)),
+        let became = match (self.queue.is_some(), self.station, part) {
+            (true, ..) => self.read_and_copy((id, part), (first, count)),
             (_, _, None) => code::OUT_OF_RANGE,
             _ if self.origin == BatchOrigin::Gone => code::GONE,
             (_, NO_STATION, _) => station::why_none(&self.gate),
@@ -166,9 +184,19 @@ impl<'r, 'q> BatchWork<'r, 'q> {
     /// Reads the thread's row, and copies all `count` rows of the block from row `first` on, with its other threads.
     /// Returns the row's code.
     #[inline(always)]
-    fn read_and_copy(&mut self, place: Option<RowBlocks>, (first, count): (u64, u32)) -> i32 {
+    fn read_and_copy(
+        &mut self,
+        (id, part): (i64, Option<RowSpan>),
+        (first, count): (u64, u32),
+    ) -> i32 {
         let units = UnitSteps::new(self.rows.row_bytes >> 4);
-        let (became, in_slot) = self.read(place);
+        let (mut became, mut in_slot) = self.read(part.map(|part| part.place));
+        if M::IS_MAP {
+            became = self.read_rest((id, part), became);
+            if became != code::OK {
+                in_slot = NOWHERE;
+            }
+        }
         let words = self.block.batch_words();
         if let Some(word) = words.get(arch::thread() as usize) {
             word.store(in_slot, Order::Relaxed, Scope::Cta);
@@ -207,7 +235,7 @@ impl<'r, 'q> BatchWork<'r, 'q> {
         let (submitted, deadline_ns) = match self.origin {
             BatchOrigin::Begun(deadline_ns) => (Ok(()), deadline_ns),
             _ => {
-                let read = || command(rows, (station, thread), at);
+                let read = || command(rows, (station, thread, 0), at);
                 let submitted = queue.submit(ends, wants, read);
                 (
                     submitted,
@@ -217,16 +245,51 @@ impl<'r, 'q> BatchWork<'r, 'q> {
         };
         let left = queue.finish(ends, &GpuThread, deadline_ns);
         self.has_lost = left != Ok(0);
-        let became = match (wants, submitted, ends.status(thread)) {
-            (false, ..) => code::OUT_OF_RANGE,
-            (_, Err(why), _) => station::code_of_refusal(why),
-            (_, _, Some(status)) => i32::from(status.code()),
-            _ if left.is_ok() => code::TIMED_OUT,
-            _ => code::GONE,
+        let became = match wants {
+            false => code::OUT_OF_RANGE,
+            true => ended((submitted, left), ends.status(thread)),
         };
         match became {
             code::OK => (became, byte),
             _ => (became, NOWHERE),
+        }
+    }
+
+    /// Reads the parts of the thread's row that lie in other ranges of the table than the first one, `part`, into its slot
+    /// behind that. `became` is the code of the first one; returns that of the row.
+    ///
+    /// Almost no block has such a row: it costs the others one vote.
+    #[inline(always)]
+    fn read_rest(&mut self, (id, part): (i64, Option<RowSpan>), became: i32) -> i32 {
+        let (rows, thread, station) = (self.rows, arch::thread(), self.station);
+        let (mut became, mut part) = (became, part);
+        let (mut done, mut before) = (0, 0);
+        loop {
+            let of_part = part.map_or((rows.row_bytes, 0), |part| (part.bytes, part.place.blocks));
+            done += of_part.0;
+            before += u64::from(of_part.1) << rows.block_shift;
+            let wants = became == code::OK && part.is_some() && done < rows.row_bytes;
+            if self.block.vote(wants).total == 0 {
+                return became;
+            }
+            let Some(queue) = &mut self.queue else {
+                return code::NOT_RUN;
+            };
+            part = match wants {
+                // SAFETY: the host vouches for the extents.
+                true => unsafe { self.map.span(rows, (id, done)) },
+                false => None,
+            };
+            let ends = BatchEnds(self.block.batch_words());
+            let at = part.map_or(rows.blocks_of(0, 1), |part| part.place);
+            let read = || command(rows, (station, thread, before), at);
+            let submitted = queue.submit(ends, wants, read);
+            let deadline_ns = GpuThread.now_ns().saturating_add(rows.timeout_ns);
+            let left = queue.finish(ends, &GpuThread, deadline_ns);
+            self.has_lost |= left != Ok(0);
+            if wants {
+                became = ended((submitted, left), ends.status(thread));
+            }
         }
     }
 
@@ -284,6 +347,20 @@ impl<'r, 'q> BatchWork<'r, 'q> {
         if arch::thread() == if is_alone { 0 } else { 32 } {
             launch_end::end_block(rows, reports);
         }
+    }
+}
+
+/// Returns the code of a read that was submitted, and waited for, with these results.
+#[inline(always)]
+fn ended<L, E>(
+    (submitted, left): (Result<(), SubmitError>, Result<L, E>),
+    status: Option<Status>,
+) -> i32 {
+    match (submitted, status) {
+        (Err(why), _) => station::code_of_refusal(why),
+        (_, Some(status)) => i32::from(status.code()),
+        _ if left.is_ok() => code::TIMED_OUT,
+        _ => code::GONE,
     }
 }
 

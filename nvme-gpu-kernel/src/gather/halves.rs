@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::batched::{BatchOrigin, BatchWork, command, load_id, row_of_thread};
+use super::map::{OneRange, RowMap};
 use crate::arch;
 use crate::groups::{GpuThread, WholeBlock};
 use crate::rows::{HalvedGather, RECORD_BYTES};
@@ -23,17 +24,19 @@ const OUTDATED: u32 = 2;
 const GONE: u32 = 3;
 
 entry! {
+    #[cfg(feature = "rows")]
     /// Submits the reads of rows and leaves. Blocks and threads as of `nvme_gather_batched`; reports no end.
     ///
     /// # Safety
     /// Every address in `halved` is what [`HalvedGather`] says; as for `nvme_gather_batched`.
     pub unsafe fn nvme_begin_batched(halved: HalvedGather) {
         // SAFETY: the host vouches for the addresses, as under `# Safety`.
-        unsafe { begin(&halved) }
+        unsafe { begin(&halved, OneRange) }
     }
 }
 
 entry! {
+    #[cfg(feature = "rows")]
     /// Waits for the reads of `nvme_begin_batched`, copies the rows and frees the stations. Reads rows that the
     /// first launch found no station for.
     ///
@@ -41,7 +44,7 @@ entry! {
     /// As [`nvme_begin_batched`]; that launch comes before it in the order of streams.
     pub unsafe fn nvme_finish_batched(halved: HalvedGather) {
         // SAFETY: the host vouches for the addresses, as under `# Safety`.
-        unsafe { finish(&halved) }
+        unsafe { finish(&halved, OneRange) }
     }
 }
 
@@ -59,7 +62,7 @@ unsafe fn record(halved: &HalvedGather) -> BatchRecord<'_> {
 /// # Safety
 /// As [`nvme_begin_batched`].
 #[inline(always)]
-unsafe fn begin(halved: &HalvedGather) {
+pub(super) unsafe fn begin<M: RowMap>(halved: &HalvedGather, map: M) {
     let (batched, rows) = (&halved.batched, &halved.batched.gather);
     // SAFETY: the caller's, for the gate and the records.
     let (Some(gate), record) = (unsafe { (station::gate(rows), record(halved)) }) else {
@@ -91,12 +94,14 @@ unsafe fn begin(halved: &HalvedGather) {
         // The host writes no words of impossible sizes.
         arch::trap()
     };
-    let place = rows.place(id).filter(|_| is_live);
+    // SAFETY: the host vouches for the extents.
+    let span = unsafe { map.span(rows, (id, 0)) };
+    let place = span.map(|span| span.place).filter(|_| is_live);
     let wants = place.is_some();
     let read = || {
         command(
             rows,
-            (station, arch::thread()),
+            (station, arch::thread(), 0),
             place.unwrap_or(rows.blocks_of(0, 1)),
         )
     };
@@ -127,7 +132,7 @@ unsafe fn begin(halved: &HalvedGather) {
 /// # Safety
 /// As [`nvme_finish_batched`].
 #[inline(always)]
-unsafe fn finish(halved: &HalvedGather) {
+pub(super) unsafe fn finish<M: RowMap>(halved: &HalvedGather, map: M) {
     let (batched, rows) = (&halved.batched, &halved.batched.gather);
     // SAFETY: the caller's, for the gate and the records.
     let (Some(gate), record) = (unsafe { (station::gate(rows), record(halved)) }) else {
@@ -160,7 +165,7 @@ unsafe fn finish(halved: &HalvedGather) {
         // SAFETY: the caller's; the station is this block's.
         _ => unsafe { batched.owned.batches(station, block) },
     };
-    let work = BatchWork::new((rows, block, gate), (station, queue), origin);
+    let work = BatchWork::new(((rows, map), block, gate), (station, queue), origin);
     if halved.is_dropped != 0 {
         work.drop_batch(deadline_ns);
         return;
@@ -217,7 +222,7 @@ fn count_late(halved: &HalvedGather, station: u32, rows: u32) {
     count.store(was.wrapping_add(rows), Order::Relaxed, Scope::Sys);
 }
 
-impl BatchWork<'_, '_> {
+impl<M: RowMap> BatchWork<'_, '_, M> {
     /// Waits for the commands of an earlier launch, whose data nobody wants, and frees the station.
     #[inline(always)]
     fn drop_batch(mut self, deadline_ns: u64) {

@@ -11,12 +11,18 @@
 #![allow(unsafe_code)]
 
 mod batched;
+#[cfg(feature = "rows")]
 mod end;
+#[cfg(feature = "rows")]
 mod follow;
 mod halves;
+mod map;
+mod mapped;
 mod members;
+#[cfg(feature = "rows")]
 mod probe;
 mod warp;
+#[cfg(feature = "rows")]
 mod wide;
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -27,6 +33,11 @@ pub use end::nvme_end_launch;
 pub use follow::nvme_follow_rows;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use halves::{nvme_begin_batched, nvme_finish_batched};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use mapped::{
+    nvme_begin_batched_mapped, nvme_finish_batched_mapped, nvme_gather_batched_mapped,
+    nvme_gather_mapped, nvme_gather_striped_mapped,
+};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use probe::{nvme_check_rows, nvme_copy_rows};
 #[cfg(not(target_arch = "nvptx64"))]
@@ -41,6 +52,7 @@ use crate::rows::{
     RangesLaunch, STATION_CELLS, StripedGather, WARP_BYTES, code, worst,
 };
 use crate::station::{self, NO_STATION};
+use map::{OneRange, RowMap};
 use members::StripeMembers;
 use nvme_core::group::ThreadGroup;
 use nvme_core::row_cache::{RowCache, epoch};
@@ -49,6 +61,7 @@ use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use warp::{CacheOf, GatherWarp, RangeSource};
 
 entry! {
+    #[cfg(feature = "rows")]
     /// Gathers rows. Blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads; any number of blocks.
     ///
     /// # Safety
@@ -61,6 +74,7 @@ entry! {
 }
 
 entry! {
+    #[cfg(feature = "rows")]
     /// Gathers rows through a cache of rows in GPU memory.
     ///
     /// # Safety
@@ -76,6 +90,7 @@ entry! {
 }
 
 entry! {
+    #[cfg(feature = "rows")]
     /// Reads ranges of bytes.
     ///
     /// # Safety
@@ -94,6 +109,7 @@ entry! {
 }
 
 entry! {
+    #[cfg(feature = "rows")]
     /// Reads ranges of bytes that an earlier kernel has listed in GPU memory.
     ///
     /// # Safety
@@ -117,7 +133,7 @@ entry! {
             head.pieces
         };
         // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
-        unsafe { gather_some(&listed.gather, None, Some((split, source)), pieces) }
+        unsafe { gather_some(&listed.gather, OneRange, None, Some((split, source)), pieces) }
     }
 }
 
@@ -145,12 +161,13 @@ fn refuse(rows: &GatherLaunch, pieces: u64) {
 }
 
 entry! {
+    #[cfg(feature = "rows")]
     /// Gathers rows of several striped drives.
     ///
     /// # Safety
     /// As [`nvme_gather`]; the members are valid as [`StripedGather`] documents.
     pub unsafe fn nvme_gather_striped(rows: StripedGather) {
-        gather_striped(&rows);
+        gather_striped(&rows, OneRange);
     }
 }
 
@@ -200,16 +217,17 @@ unsafe fn gather(
     ranges: Option<(RangeSplit, RangeSource)>,
 ) {
     // SAFETY: this function's caller vouches for the launch.
-    unsafe { gather_some(rows, cache, ranges, rows.count) }
+    unsafe { gather_some(rows, OneRange, cache, ranges, rows.count) }
 }
 
 /// Gathers the first `count` rows, or all if there are fewer.
 ///
 /// # Safety
-/// As [`nvme_gather`].
+/// As [`nvme_gather`]; the ranges of the table are valid as [`ExtentMap`](crate::extents::ExtentMap) documents.
 #[inline(always)]
-unsafe fn gather_some(
+unsafe fn gather_some<M: RowMap>(
     rows: &GatherLaunch,
+    map: M,
     cache: Option<CacheOf<'_>>,
     ranges: Option<(RangeSplit, RangeSource)>,
     count: u64,
@@ -240,6 +258,7 @@ unsafe fn gather_some(
         queue: inside.queue,
         cache,
         ranges,
+        map,
         count,
         members: None,
         cell: inside.cell,
@@ -257,7 +276,7 @@ unsafe fn gather_some(
 }
 
 #[inline(always)]
-fn gather_striped(striped: &StripedGather) {
+fn gather_striped<M: RowMap>(striped: &StripedGather, map: M) {
     let rows = &striped.gather;
     let Some(stripes) = StripeLayout::shifted(striped.stripe_shift, striped.member_count) else {
         return;
@@ -276,6 +295,7 @@ fn gather_striped(striped: &StripedGather) {
         queue: None,
         cache: None,
         ranges: None,
+        map,
         count: rows.count,
         members: Some(StripeMembers::new(striped, stripes, station, inside)),
         // Without a station the cell is not used.

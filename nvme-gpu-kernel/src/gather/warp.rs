@@ -3,11 +3,12 @@
 //! Each lane finds its row's blocks. Lanes with the same first block share one read, and reads of
 //! neighbouring blocks by neighbouring lanes become one command, into the adjacent slots of those lanes. When
 //! the reads have ended, the warp copies the rows from the slots to the output. A read that failed for
-//! several rows is repeated for each of them, so that a row fails only for its own blocks. On striped drives,
-//! a row that crosses from one stripe to the next is read alone, in two parts.
+//! several rows is repeated for each of them, so that a row fails only for its own blocks. A row that crosses from one
+//! stripe of several drives to the next, or from one range of its table to the next, is read alone, part by part.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+use super::map::{OneRange, RowMap};
 use super::members::{BlockAccess, StripeMembers};
 use crate::arch;
 use crate::copy;
@@ -25,8 +26,10 @@ use nvme_formats::Format;
 
 /// A row of a lane.
 #[derive(Clone, Copy)]
-pub struct GatherRow {
+pub struct GatherRow<M: RowMap> {
     id: u64,
+    /// Bytes of the row before the part that is read, and of that part.
+    part: M::Part,
     pub place: RowBlocks,
     /// Address of its bytes in the slots, or in the line of the cache, once they are there.
     pub from: u64,
@@ -61,13 +64,15 @@ impl CacheOf<'_> {
 }
 
 /// A warp of a gather.
-pub struct GatherWarp<'r, 'q> {
+pub struct GatherWarp<'r, 'q, M: RowMap> {
     pub rows: &'r GatherLaunch,
     pub gate: Option<AdmissionGate<'r>>,
     pub queue: Option<SharedQueue<'q>>,
     pub cache: Option<CacheOf<'r>>,
     /// Ranges instead of a table: the rows are their pieces.
     pub ranges: Option<(RangeSplit, RangeSource)>,
+    /// Where the table lies.
+    pub map: M,
     /// Number of requested rows.
     pub count: u64,
     /// Members of a striped launch, which replace gate and queue.
@@ -83,7 +88,7 @@ pub struct GatherWarp<'r, 'q> {
     pub failed: WarpFailures,
 }
 
-impl<'r> GatherWarp<'r, '_> {
+impl<'r> GatherWarp<'r, '_, OneRange> {
     /// Makes a warp that only copies rows.
     #[inline(always)]
     pub fn without_queue(rows: &'r GatherLaunch) -> Self {
@@ -93,6 +98,7 @@ impl<'r> GatherWarp<'r, '_> {
             queue: None,
             cache: None,
             ranges: None,
+            map: OneRange,
             count: rows.count,
             members: None,
             cell: 0,
@@ -102,7 +108,9 @@ impl<'r> GatherWarp<'r, '_> {
             failed: WarpFailures::default(),
         }
     }
+}
 
+impl<'r, M: RowMap> GatherWarp<'r, '_, M> {
     /// Gathers all chunks of the warp, each as many rows as the warp has slots. The chunks are interleaved
     /// between warps.
     #[inline(always)]
@@ -147,7 +155,7 @@ impl<'r> GatherWarp<'r, '_> {
         if self.ends == code::OK {
             let (hit, is_hit) = self.find(&mut row, wants);
             wants &= !is_hit;
-            let is_cut = wants && self.cut(&mut row.place);
+            let is_cut = wants && self.cut(&mut row);
             loop {
                 if self.is_alone() {
                     self.refuse(&mut row, wants);
@@ -195,7 +203,7 @@ impl<'r> GatherWarp<'r, '_> {
     /// Tests if a line of the cache holds the lane's row, which then comes from there. Of the lanes with the
     /// same row one gets the line, pinned.
     #[inline(always)]
-    fn find(&self, row: &mut GatherRow, wants: bool) -> (Option<PinnedLine>, bool) {
+    fn find(&self, row: &mut GatherRow<M>, wants: bool) -> (Option<PinnedLine>, bool) {
         let Some(of) = &self.cache else {
             return (None, false);
         };
@@ -219,7 +227,7 @@ impl<'r> GatherWarp<'r, '_> {
     /// write meanwhile, and a later gather would return its bytes for this row. Since the output comes from
     /// the line, the slots, which may be in host memory, are read once.
     #[inline(always)]
-    fn fill(&self, row: &mut GatherRow, read: bool) -> Option<PinnedLine> {
+    fn fill(&self, row: &mut GatherRow<M>, read: bool) -> Option<PinnedLine> {
         let of = self.cache.as_ref()?;
         let leads = leader_of(row.id, read) == arch::lane();
         let claimed = match read && leads {
@@ -242,7 +250,7 @@ impl<'r> GatherWarp<'r, '_> {
 
     /// Makes the lane's line a hit for its row, once nothing of this warp reads it any more.
     #[inline(always)]
-    fn publish(&self, row: &GatherRow, filled: Option<PinnedLine>) {
+    fn publish(&self, row: &GatherRow<M>, filled: Option<PinnedLine>) {
         if let (Some(of), Some(line)) = (&self.cache, filled) {
             of.cache.publish(line, row.id, of.epoch);
         }
@@ -258,7 +266,7 @@ impl<'r> GatherWarp<'r, '_> {
 
     /// Returns the row that this lane gathers.
     #[inline(always)]
-    pub fn row(&self, index: u64, is_live: bool) -> GatherRow {
+    pub fn row(&self, index: u64, is_live: bool) -> GatherRow<M> {
         let rows = self.rows;
         let mut id = -1;
         if is_live {
@@ -270,12 +278,14 @@ impl<'r> GatherWarp<'r, '_> {
             block: 0,
             blocks: 0,
         };
-        let place = rows.place(id);
+        // SAFETY: the host vouches for the extents.
+        let span = unsafe { self.map.span(rows, (id, 0)) };
         GatherRow {
             id: id as u64,
-            place: place.unwrap_or(nowhere),
+            part: M::part(0, span.map_or(rows.row_bytes, |span| span.bytes)),
+            place: span.map_or(nowhere, |span| span.place),
             from: 0,
-            code: match place {
+            code: match span {
                 Some(_) => code::OK,
                 None => code::OUT_OF_RANGE,
             },
@@ -290,7 +300,7 @@ impl<'r> GatherWarp<'r, '_> {
         (split, source): (RangeSplit, RangeSource),
         index: u64,
         is_live: bool,
-    ) -> (RangePiece, GatherRow) {
+    ) -> (RangePiece, GatherRow<M>) {
         let index_of_all = index.min(self.count - 1);
         // Computed by every lane: lanes past the end get the last piece.
         let piece = match source {
@@ -305,6 +315,7 @@ impl<'r> GatherWarp<'r, '_> {
         };
         let row = GatherRow {
             id: index,
+            part: M::part(0, piece.bytes),
             place: self.rows.blocks_of(piece.byte, piece.bytes),
             from: 0,
             code: match is_live && piece.bytes != 0 {
@@ -322,7 +333,7 @@ impl<'r> GatherWarp<'r, '_> {
     #[inline(always)]
     fn read(
         &mut self,
-        row: &mut GatherRow,
+        row: &mut GatherRow<M>,
         piece: Option<RangePiece>,
         wants: bool,
         is_cut: bool,
@@ -350,6 +361,7 @@ impl<'r> GatherWarp<'r, '_> {
         // Ranges may overlap, so a command reads pieces of one range only.
         let stripe = match piece {
             Some(piece) => Some((u64::from(piece.range), false)),
+            None if M::IS_MAP && spot.is_none() => Some((0, is_cut)),
             None => spot.map(|spot| (spot.stripe, is_cut)),
         };
         let most = self.rows.run_rows;
@@ -408,7 +420,7 @@ impl<'r> GatherWarp<'r, '_> {
 
     /// Fails a row for a member that the warp has left.
     #[inline(always)]
-    fn refuse(&self, row: &mut GatherRow, wants: bool) {
+    fn refuse(&self, row: &mut GatherRow<M>, wants: bool) {
         if let Some(members) = self.members.as_ref().filter(|_| wants) {
             let member = members.spot(row.place.block).member;
             row.code = members.refusal(member);
@@ -425,28 +437,37 @@ impl<'r> GatherWarp<'r, '_> {
         }
     }
 
-    /// Cuts a row that crosses from one stripe to the next to the part in the first stripe; returns true for
-    /// such a row.
+    /// Cuts a row, or the rest of one, to its part in the first stripe; returns true for a row that is read in parts.
     #[inline(always)]
-    fn cut(&self, place: &mut RowBlocks) -> bool {
+    fn cut(&self, row: &mut GatherRow<M>) -> bool {
+        let part = M::numbers(row.part);
+        let is_part = part.is_some_and(|(_, bytes)| bytes != self.rows.row_bytes);
         let Some(members) = &self.members else {
-            return false;
+            return is_part;
         };
-        let room = members.spot(place.block).room >> self.rows.block_shift;
+        let (shift, place) = (self.rows.block_shift, &mut row.place);
+        let room = members.spot(place.block).room >> shift;
         let is_longer = room < u64::from(place.blocks);
         if is_longer {
             place.blocks = room as u32;
+            if let Some((done, _)) = part {
+                let end_byte = place.block.wrapping_add(room) << shift;
+                row.part = M::part(done, end_byte.wrapping_sub(place.byte) as u32);
+            }
         }
-        is_longer
+        is_longer || is_part
     }
 
     /// Copies the parts that were read of rows over two stripes, and continues with their second parts;
     /// returns true if the lane has one.
     #[inline(always)]
-    fn next_part(&self, index: u64, row: &mut GatherRow, is_there: bool) -> bool {
+    fn next_part(&self, index: u64, row: &mut GatherRow<M>, is_there: bool) -> bool {
         let wanted = arch::ballot(arch::FULL, is_there);
-        if self.members.is_none() || wanted == 0 {
+        if self.members.is_none() && !M::IS_MAP || wanted == 0 {
             return false;
+        }
+        if let Some(part) = M::numbers(row.part) {
+            return self.next_span(index, (row, part), (is_there, wanted));
         }
         let (rows, shift) = (self.rows, self.rows.block_shift);
         // Every lane runs this code, since the lanes exchange addresses. Lanes without a row use their own
@@ -469,6 +490,31 @@ impl<'r> GatherWarp<'r, '_> {
             };
         }
         is_there && left != 0
+    }
+
+    /// The same for rows of a table in several ranges, of which the lanes of `wanted` have read the parts.
+    #[inline(always)]
+    fn next_span(
+        &self,
+        index: u64,
+        (row, (done, bytes)): (&mut GatherRow<M>, (u32, u32)),
+        (is_there, wanted): (bool, u32),
+    ) -> bool {
+        let rows = self.rows;
+        // Every lane runs this code, since the lanes exchange addresses.
+        let to = rows.out + index * rows.out_stride + u64::from(done);
+        let unit = |_| rows.unit_shift;
+        copy::parts(self.shape(), row.from, to, bytes.into(), wanted, unit);
+        let done = done + bytes;
+        if !is_there || done >= rows.row_bytes {
+            return false;
+        }
+        // SAFETY: the host vouches for the extents. Other lanes may read their row again, alone.
+        if let Some(span) = unsafe { self.map.span(rows, (row.id as i64, done)) } {
+            (row.part, row.place) = (M::part(done, span.bytes), span.place);
+            self.cut(row);
+        }
+        true
     }
 
     /// Returns the number of blocks of a row that begins at a block.
@@ -508,7 +554,7 @@ impl<'r> GatherWarp<'r, '_> {
 
     /// Copies the rows of the lanes with `wants` to the output, by the whole warp.
     #[inline(always)]
-    pub fn copy(&self, index: u64, row: &GatherRow, wants: bool) {
+    pub fn copy(&self, index: u64, row: &GatherRow<M>, wants: bool) {
         let wanted = arch::ballot(arch::FULL, wants);
         let first = index - u64::from(arch::lane());
         let rows = self.rows;

@@ -67,6 +67,14 @@ impl ElementWidening {
             Format::Q8_0 => self.row(Format::Q8_0, stored),
             Format::Q4_0 => self.row(Format::Q4_0, stored),
             Format::Q4_1 => self.row(Format::Q4_1, stored),
+            Format::Q2K => self.row(Format::Q2K, stored),
+            Format::Q3K => self.row(Format::Q3K, stored),
+            Format::Q4K => self.row(Format::Q4K, stored),
+            Format::Q5K => self.row(Format::Q5K, stored),
+            Format::Q6K => self.row(Format::Q6K, stored),
+            Format::Iq4Nl => self.row(Format::Iq4Nl, stored),
+            Format::Iq4Xs => self.row(Format::Iq4Xs, stored),
+            Format::Mxfp4 => self.row(Format::Mxfp4, stored),
         }
     }
 
@@ -113,7 +121,7 @@ impl ElementWidening {
         // SAFETY: inside the converted row, at a multiple of an element's bytes; the host has checked both.
         unsafe {
             match self.wide {
-                WideFormat::F16 => arch::store_u16(to, bits as u16),
+                WideFormat::F16 | WideFormat::Bf16 => arch::store_u16(to, bits as u16),
                 WideFormat::F32 => arch::store_u32(to, bits),
             }
         }

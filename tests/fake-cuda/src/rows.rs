@@ -5,6 +5,7 @@
 use crate::idle;
 use crate::kernels::now_ns;
 use nvme_gpu_kernel::entries;
+use nvme_gpu_kernel::extents::MappedLaunch;
 use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
 use nvme_gpu_kernel::rows::{
     Batched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, HalvedGather, ListedLaunch,
@@ -13,7 +14,7 @@ use nvme_gpu_kernel::rows::{
 use std::rc::Rc;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 14] = [
+pub const NAMES: [&std::ffi::CStr; 19] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
@@ -28,6 +29,11 @@ pub const NAMES: [&std::ffi::CStr; 14] = [
     c"nvme_gather_batched",
     c"nvme_begin_batched",
     c"nvme_finish_batched",
+    c"nvme_gather_mapped",
+    c"nvme_gather_batched_mapped",
+    c"nvme_begin_batched_mapped",
+    c"nvme_finish_batched_mapped",
+    c"nvme_gather_striped_mapped",
 ];
 
 /// Blocks that run at a time.
@@ -89,6 +95,11 @@ launches! {
     begin_batched nvme_begin_batched HalvedGather;
     finish_batched nvme_finish_batched HalvedGather;
     gather_cached nvme_gather_cached CachedGather;
+    gather_mapped nvme_gather_mapped MappedLaunch<GatherLaunch>;
+    gather_batched_mapped nvme_gather_batched_mapped MappedLaunch<Batched>;
+    begin_batched_mapped nvme_begin_batched_mapped MappedLaunch<HalvedGather>;
+    finish_batched_mapped nvme_finish_batched_mapped MappedLaunch<HalvedGather>;
+    gather_striped_mapped nvme_gather_striped_mapped MappedLaunch<StripedGather>;
     gather_striped nvme_gather_striped StripedGather;
     read_ranges nvme_read_ranges RangesLaunch;
     read_listed nvme_read_listed ListedLaunch;

@@ -12,6 +12,7 @@ use crate::{
     compute, current_context, examples, fault, kernels, litmus, lock, matmul, peer, rows,
 };
 use nvme_gpu_kernel::Kernel;
+use nvme_gpu_kernel::extents::MappedLaunch;
 use nvme_gpu_kernel::rows::{
     Batched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, HalvedGather, ListedLaunch,
     RangesLaunch, ScatterLaunch, StripedGather, WidenLaunch,
@@ -448,7 +449,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
             let batched = unsafe { **parameters.cast::<*const Batched>() };
             Arc::new(move || rows::gather_batched(batched, grid, block))
         }
-        (None, name) if rows::NAMES[12..].contains(&name) => {
+        (None, name) if rows::NAMES[12..14].contains(&name) => {
             // SAFETY: these kernels take one `HalvedGather`.
             let halved = unsafe { **parameters.cast::<*const HalvedGather>() };
             let run = match name {
@@ -456,6 +457,30 @@ pub unsafe extern "C" fn cuLaunchKernel(
                 _ => rows::finish_batched,
             };
             Arc::new(move || run(halved, grid, block))
+        }
+        (None, name) if name == rows::NAMES[14] => {
+            // SAFETY: this kernel takes one `GatherLaunch` with a map.
+            let mapped = unsafe { **parameters.cast::<*const MappedLaunch<GatherLaunch>>() };
+            Arc::new(move || rows::gather_mapped(mapped, grid, block))
+        }
+        (None, name) if name == rows::NAMES[15] => {
+            // SAFETY: this kernel takes one `Batched` with a map.
+            let mapped = unsafe { **parameters.cast::<*const MappedLaunch<Batched>>() };
+            Arc::new(move || rows::gather_batched_mapped(mapped, grid, block))
+        }
+        (None, name) if rows::NAMES[16..18].contains(&name) => {
+            // SAFETY: these kernels take one `HalvedGather` with a map.
+            let mapped = unsafe { **parameters.cast::<*const MappedLaunch<HalvedGather>>() };
+            let run = match name == rows::NAMES[16] {
+                true => rows::begin_batched_mapped,
+                false => rows::finish_batched_mapped,
+            };
+            Arc::new(move || run(mapped, grid, block))
+        }
+        (None, name) if name == rows::NAMES[18] => {
+            // SAFETY: this kernel takes one `StripedGather` with a map.
+            let mapped = unsafe { **parameters.cast::<*const MappedLaunch<StripedGather>>() };
+            Arc::new(move || rows::gather_striped_mapped(mapped, grid, block))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `GatherLaunch`.

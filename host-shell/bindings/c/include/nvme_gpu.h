@@ -502,11 +502,12 @@ typedef struct nvme_gpu_row_request {
   nvme_gpu_stream stream;
   /*
    Gathers: NULL, or the stored elements, which become those of `dtype`: "float16", "bfloat16", "float8_e4m3fn",
-   "float8_e5m2", or "q8_0", "q4_0", "q4_1" for GGUF's blocks of 32 elements. The row has to be whole blocks.
+   "float8_e5m2", or GGUF's blocks: "q8_0", "q4_0", "q4_1", "q2_k" to "q6_k", "iq4_nl", "iq4_xs", "mxfp4". The row has
+   to be whole blocks.
    */
   const char *stored;
   /*
-   Gathers: NULL, or "float16" or "float32". In memory of a GPU `out` and `stride` are multiples of its bytes.
+   Gathers: NULL, or "float16", "bfloat16" or "float32". In memory of a GPU `out` and `stride` are multiples of its bytes.
    */
   const char *dtype;
   /*
@@ -518,6 +519,20 @@ typedef struct nvme_gpu_row_request {
    */
   uint32_t reserved;
 } nvme_gpu_row_request;
+
+/*
+ A range of bytes of a store.
+ */
+typedef struct nvme_gpu_range {
+  /*
+   First byte in the store.
+   */
+  uint64_t offset;
+  /*
+   Length in bytes.
+   */
+  uint64_t bytes;
+} nvme_gpu_range;
 
 /*
  Outcome of rows. Set `size` to sizeof(nvme_gpu_report) before the call.
@@ -796,6 +811,18 @@ nvme_gpu_status nvme_gpu_table_open(struct nvme_gpu_t *store,
                                     uint64_t rows,
                                     uint64_t row_bytes,
                                     struct nvme_gpu_table_t **table);
+
+/*
+ Opens a table whose rows of `row_bytes` bytes lie in `count` ranges, one range after the other: tensors of several
+ files, files in several extents. Rows begin at any byte, and may lie in several ranges; they are not written. `ranges`
+ is not used after the call. On success `*table` is a handle for nvme_gpu_table_close(), else NULL. Errors:
+ NVME_GPU_ERROR_USAGE for ranges that are not whole rows together, that overlap or that end past the store.
+ */
+nvme_gpu_status nvme_gpu_table_open_ranges(struct nvme_gpu_t *store,
+                                           const struct nvme_gpu_range *ranges,
+                                           size_t count,
+                                           uint64_t row_bytes,
+                                           struct nvme_gpu_table_t **table);
 
 /*
  Closes a table; its operations continue. NULL and a closed handle are ignored.

@@ -55,9 +55,10 @@ pub struct TableRequest {
     /// The stream, with memory of a GPU.
     pub stream: nvme_gpu_stream,
     /// Gathers: NULL, or the stored elements, which become those of `dtype`: "float16", "bfloat16", "float8_e4m3fn",
-    /// "float8_e5m2", or "q8_0", "q4_0", "q4_1" for GGUF's blocks of 32 elements. The row has to be whole blocks.
+    /// "float8_e5m2", or GGUF's blocks: "q8_0", "q4_0", "q4_1", "q2_k" to "q6_k", "iq4_nl", "iq4_xs", "mxfp4". The row has
+    /// to be whole blocks.
     pub stored: *const c_char,
-    /// Gathers: NULL, or "float16" or "float32". In memory of a GPU `out` and `stride` are multiples of its bytes.
+    /// Gathers: NULL, or "float16", "bfloat16" or "float32". In memory of a GPU `out` and `stride` are multiples of its bytes.
     pub dtype: *const c_char,
     /// Additions: NVME_GPU_ADD_F32, _F16, _BF16 or _I32.
     pub element: u32,

@@ -2,13 +2,15 @@
 // UNSAFETY: functions of the C interface, over memory that C vouches for.
 #![allow(unsafe_code)]
 
-use crate::border::{call, put, value};
+use crate::border::{Answer, call, null, put, value};
 use crate::opened::{OpenTable, StoreHandle, TABLES, TableHandle, opened};
 use crate::pending::{PendingHandle, RowsReport};
 use crate::request::{RowUse, TableRequest, widening};
 use crate::rows::{later, now};
 use crate::status::nvme_gpu_status;
+use nvme_host::{Result, Store, Table};
 use std::ffi::c_char;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Opens a table: `rows` rows of `row_bytes` bytes (1 and more), from byte `offset` of the store on. On success
@@ -24,22 +26,74 @@ pub unsafe extern "C" fn nvme_gpu_table_open(
     call(|| {
         // SAFETY: as the header says.
         unsafe { put(table, std::ptr::null_mut(), "table") }?;
-        let opened = self::opened(store)?;
-        let of_store = opened.store.table(offset, rows, row_bytes)?;
-        let open = OpenTable {
-            store: store.addr(),
-            opened,
-            table: of_store,
-        };
-        let handle: *mut TableHandle = TABLES.open(Arc::new(open));
-        // A store that was closed meanwhile has taken its tables with it, but for this one.
-        if let Err(failure) = self::opened(store) {
-            drop(TABLES.close(handle));
-            return Err(failure);
-        }
+        let handle = open(store, |store| store.table(offset, rows, row_bytes))?;
         // SAFETY: written once already.
         unsafe { put(table, handle, "table") }
     })
+}
+
+/// A range of bytes of a store.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct RangeOfStore {
+    /// First byte in the store.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+/// Opens a table whose rows of `row_bytes` bytes lie in `count` ranges, one range after the other: tensors of several
+/// files, files in several extents. Rows begin at any byte, and may lie in several ranges; they are not written. `ranges`
+/// is not used after the call. On success `*table` is a handle for nvme_gpu_table_close(), else NULL. Errors:
+/// NVME_GPU_ERROR_USAGE for ranges that are not whole rows together, that overlap or that end past the store.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_table_open_ranges(
+    store: *mut StoreHandle,
+    ranges: *const RangeOfStore,
+    count: usize,
+    row_bytes: u64,
+    table: *mut *mut TableHandle,
+) -> nvme_gpu_status {
+    call(|| {
+        // SAFETY: as the header says.
+        unsafe { put(table, std::ptr::null_mut(), "table") }?;
+        if ranges.is_null() && count != 0 {
+            return Err(null("ranges"));
+        }
+        let given: &[RangeOfStore] = match count {
+            0 => &[],
+            // SAFETY: as the header says.
+            _ => unsafe { std::slice::from_raw_parts(ranges, count) },
+        };
+        let of_range = |one: &RangeOfStore| one.offset..one.offset.saturating_add(one.bytes);
+        let ranges: Vec<Range<u64>> = given.iter().map(of_range).collect();
+        let handle = open(store, |store| {
+            store.table_of(&store.ranges(&ranges, row_bytes)?)
+        })?;
+        // SAFETY: written once already.
+        unsafe { put(table, handle, "table") }
+    })
+}
+
+/// Opens the table that `of_store` makes.
+fn open(
+    store: *mut StoreHandle,
+    of_store: impl FnOnce(&Store) -> Result<Table>,
+) -> Answer<*mut TableHandle> {
+    let opened = self::opened(store)?;
+    let table = of_store(&opened.store)?;
+    let open = OpenTable {
+        store: store.addr(),
+        opened,
+        table,
+    };
+    let handle: *mut TableHandle = TABLES.open(Arc::new(open));
+    // A store that was closed meanwhile has taken its tables with it, but for this one.
+    if let Err(failure) = self::opened(store) {
+        drop(TABLES.close(handle));
+        return Err(failure);
+    }
+    Ok(handle)
 }
 
 /// Closes a table; its operations continue. NULL and a closed handle are ignored.

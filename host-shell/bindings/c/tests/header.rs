@@ -27,7 +27,7 @@ const TAIL: &str = "\
 #define NVME_GPU_OPTIONS_INIT { sizeof(nvme_gpu_options), NVME_GPU_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 ";
 
-const RENAMED: [(&str, &str); 15] = [
+const RENAMED: [(&str, &str); 16] = [
     ("StoreHandle", "nvme_gpu_t"),
     ("TableHandle", "nvme_gpu_table_t"),
     ("PendingHandle", "nvme_gpu_pending_t"),
@@ -38,6 +38,7 @@ const RENAMED: [(&str, &str); 15] = [
     ("RowsReport", "nvme_gpu_report"),
     ("TableRequest", "nvme_gpu_row_request"),
     ("BatchIo", "nvme_gpu_io"),
+    ("RangeOfStore", "nvme_gpu_range"),
     ("BegunHandle", "nvme_gpu_begun_t"),
     ("DeviceHandle", "nvme_gpu_device_t"),
     ("DeviceSetup", "nvme_gpu_device_setup"),

@@ -212,6 +212,11 @@ impl PyStore {
         Ok(self.look()?.len())
     }
 
+    /// Returns the first byte and the length of each member of a joined store; of all of another one.
+    fn member_offsets(&self) -> PyResult<Vec<(u64, u64)>> {
+        Ok(self.get()?.member_offsets())
+    }
+
     #[getter]
     fn block_bytes(&self) -> PyResult<u32> {
         Ok(self.look()?.block_bytes())

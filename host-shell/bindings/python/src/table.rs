@@ -11,7 +11,7 @@ use crate::store::{Open, PyStore};
 use crate::view::{MemoryPiece, PyView};
 use nvme_host::ProcessMark;
 use nvme_host::cuda::{GatherIds, RowRequest};
-use nvme_host::store::{DuplicateIds, RowElement, RowIds, RowReport, RowWidening};
+use nvme_host::store::{DuplicateIds, RowElement, RowIds, RowReport, RowWidening, TableRanges};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 
@@ -85,6 +85,8 @@ pub struct PyTable {
     offset: u64,
     rows: u64,
     row_bytes: u64,
+    /// Ranges of a table that lies in several.
+    ranges: Option<TableRanges>,
     /// Conversion of the elements in a gather, and the bytes of a converted row.
     widen: Option<(RowWidening, u64)>,
     flights: Arc<LaunchedTransfers>,
@@ -105,7 +107,10 @@ impl PyTable {
 
     fn get(&self) -> Result<(Open, nvme_host::Table), ExceptionParts> {
         let store = self.store.get().get()?;
-        let table = store.table(self.offset, self.rows, self.row_bytes)?;
+        let table = match &self.ranges {
+            Some(ranges) => store.table_of(ranges)?,
+            None => store.table(self.offset, self.rows, self.row_bytes)?,
+        };
         Ok((store, table))
     }
 
@@ -182,6 +187,30 @@ impl PyTable {
     }
 }
 
+/// Returns the ranges of `rows` rows of `row_bytes` bytes, each with its first byte and its length.
+///
+/// # Errors
+/// As [`nvme_host::Store::ranges`], and for another number of rows.
+fn ranges_of(
+    py: Python<'_>,
+    store: &Py<PyStore>,
+    ranges: &[(u64, u64)],
+    (rows, row_bytes): (u64, u64),
+) -> Result<TableRanges, ExceptionParts> {
+    let open = store.get().get()?;
+    let of_range = |(first, bytes): &(u64, u64)| *first..first.saturating_add(*bytes);
+    let ranges: Vec<_> = ranges.iter().map(of_range).collect();
+    let found = py.detach(|| open.ranges(&ranges, row_bytes))?;
+    if found.rows() != rows {
+        let cause = format!("the ranges have {} rows, the shape {rows}", found.rows());
+        return Err(ExceptionParts::usage(
+            cause,
+            "check the shape and the ranges",
+        ));
+    }
+    Ok(found)
+}
+
 /// # Errors
 /// The first row that failed.
 fn verdict(report: RowReport, word: &str) -> Result<(), ExceptionParts> {
@@ -209,12 +238,23 @@ fn verdict(report: RowReport, word: &str) -> Result<(), ExceptionParts> {
 #[pymethods]
 impl PyTable {
     #[new]
-    fn new(store: Py<PyStore>, offset: u64, rows: u64, row_bytes: u64) -> PyResult<Self> {
+    #[pyo3(signature = (store, offset, rows, row_bytes, ranges=None))]
+    fn new(
+        py: Python<'_>,
+        store: Py<PyStore>,
+        offset: u64,
+        rows: u64,
+        row_bytes: u64,
+        ranges: Option<Vec<(u64, u64)>>,
+    ) -> PyResult<Self> {
+        let of_store = |ranges: Vec<(u64, u64)>| ranges_of(py, &store, &ranges, (rows, row_bytes));
+        let ranges = ranges.map(of_store).transpose()?;
         let table = Self {
             store,
             offset,
             rows,
             row_bytes,
+            ranges,
             widen: None,
             flights: Arc::default(),
         };
@@ -235,6 +275,7 @@ impl PyTable {
             offset: self.offset,
             rows: self.rows,
             row_bytes: self.row_bytes,
+            ranges: self.ranges.clone(),
             widen: Some((widen, wide_bytes)),
             flights: Arc::clone(&self.flights),
         })

@@ -39,6 +39,70 @@ def test_blocks_are_what_gguf_makes_of_them(store, name, to):
     assert (found == want[ids].astype(found.dtype)).all()
 
 
+# Bytes of a block, and the upper bytes of its binary16 scales.
+LARGE = {
+    "q2_k": (84, (81, 83)),
+    "q3_k": (110, (109,)),
+    "q4_k": (144, (1, 3)),
+    "q5_k": (176, (1, 3)),
+    "q6_k": (210, (209,)),
+    "iq4_nl": (18, (1,)),
+    "iq4_xs": (136, (1,)),
+    "mxfp4": (17, ()),
+}
+
+
+def blocks_of(name, rows=40, blocks=5):
+    """Rows of any bytes whose scales are finite, and their elements as gguf has them."""
+    nbytes, scales = LARGE[name]
+    raw = numpy.random.default_rng(9).integers(0, 256, (rows * blocks, nbytes), "uint8")
+    raw[:, list(scales)] &= 0xBF
+    raw = raw.reshape(rows, -1)
+    return raw, gguf.dequantize(raw, getattr(Kind, name.upper()))
+
+
+def bfloat16(values):
+    """The upper halves of float32, rounded to the nearest, ties to even."""
+    bits = values.view("uint32")
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("uint16")
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_blocks_have_the_bits_of_gguf(store, name):
+    raw, want = blocks_of(name)
+    ids = [39, 0, 7, 7]
+    table = stored(store, raw, shape=want.shape, dtype=name, to="float32")
+    assert table[ids].tobytes() == want[ids].tobytes()
+    with numpy.errstate(over="ignore"):
+        halves = want.astype("float16")
+    table = stored(store, raw, shape=want.shape, dtype=name)
+    assert table[ids].tobytes() == halves[ids].tobytes()
+    table = stored(store, raw, shape=want.shape, dtype=name, to="bfloat16")
+    assert table[ids].tobytes() == bfloat16(want)[ids].tobytes()
+    with pytest.raises(nvme_gpu.Usage):
+        store.table(0, shape=(2, want.shape[1] + 16), dtype=name)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_blocks_on_a_gpu_are_those_of_the_cpu(gpu_store, name):
+    raw, want = blocks_of(name)
+    table = stored(gpu_store, raw, shape=want.shape, dtype=name, to="bfloat16")
+    status = Device([9, 9, 9], "<i4")
+    found = table.gather(Device([39, 40, 0]), status=status)
+    with pytest.raises(nvme_gpu.Usage):
+        table.check()
+    wanted = bfloat16(want)[[39, 0]]
+    assert found.tobytes() == wanted[0].tobytes() + bytes(wanted[0].nbytes) + wanted[1].tobytes()
+    assert status.tolist() == [0, -1, 0]
+
+
+def test_small_floats_become_bfloat16(store):
+    every = numpy.array([byte for byte in range(256) if byte & 0x7F < 0x7F], dtype="uint8")
+    table = stored(store, every, shape=(len(every),), dtype="float8_e4m3fn", to="bfloat16")
+    want = numpy.array([of_f8(int(byte), 4, 3) for byte in every], "float32")
+    assert table[range(len(every))].tobytes() == bfloat16(want).tobytes()
+
+
 def test_halves_are_widened_on_the_way(store):
     values = numbers().astype("float16")
     table = stored(store, values, shape=values.shape, dtype="float16")

@@ -1,6 +1,6 @@
 //! Gathers of few rows: each block reads by a queue that it owns (docs/adr/0028).
 
-use super::GpuRows;
+use super::{GpuRows, TableMap};
 use nvme_core::handoff::QueueWords;
 use nvme_gpu_kernel::QueueArray;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, Batched, GatherLaunch, STATION_BYTES};
@@ -27,23 +27,39 @@ pub(super) struct OwnedShape {
 impl GpuRows {
     /// Returns the launch that gathers the same rows by queues that its blocks own, and its shape. Returns `None` without
     /// such queues, for more bytes than their limit, for more rows than fit into them, and for rows that are not in units
-    /// of 16 bytes.
-    pub(super) fn batched(&self, launch: &GatherLaunch) -> Option<(Batched, OwnedShape)> {
+    /// of 16 bytes; of a table in several ranges, also where a row's parts are not whole blocks.
+    pub(super) fn batched(
+        &self,
+        launch: &GatherLaunch,
+        map: Option<&TableMap>,
+    ) -> Option<(Batched, OwnedShape)> {
         let limits = (self.most_of_block, self.owned_bytes);
         let shape = OwnedShape::of(launch, (self.owned, FEW_ROWS), limits)?;
-        Some((self.owned_launch(launch, shape)?, shape))
+        Some((self.owned_launch(launch, shape, map)?, shape))
     }
 
     /// As [`batched`](Self::batched), for the two launches of a gather in halves: its blocks take the queues that may be
     /// held from one launch to the other.
-    pub(super) fn halved(&self, launch: &GatherLaunch) -> Option<(Batched, OwnedShape)> {
+    pub(super) fn halved(
+        &self,
+        launch: &GatherLaunch,
+        map: Option<&TableMap>,
+    ) -> Option<(Batched, OwnedShape)> {
         let limits = (self.most_of_block, self.owned_bytes);
         let shape = OwnedShape::of(launch, (held_stations(self.owned), HALF_ROWS), limits)?;
-        Some((self.owned_launch(launch, shape)?, shape))
+        Some((self.owned_launch(launch, shape, map)?, shape))
     }
 
     /// Returns the launch that gathers by all queues that blocks own.
-    fn owned_launch(&self, launch: &GatherLaunch, shape: OwnedShape) -> Option<Batched> {
+    fn owned_launch(
+        &self,
+        launch: &GatherLaunch,
+        shape: OwnedShape,
+        map: Option<&TableMap>,
+    ) -> Option<Batched> {
+        if map.is_some_and(|map| !map.is_of_blocks(self.info.block_bytes)) {
+            return None;
+        }
         let lent = self.lent.as_ref()?;
         let first = u64::from(lent.set.len() as u32 - self.owned);
         let owned = QueueArray {

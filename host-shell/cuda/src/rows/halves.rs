@@ -17,8 +17,7 @@ use super::records::RecordMemory;
 use super::request::{RowDirection, RowRequest, RowTable};
 use super::slot::{LaunchSlot, Named};
 use super::state::RowsState;
-use super::{GpuRows, closed};
-use crate::module::KernelFunction;
+use super::{GpuRows, TableMap, closed};
 use nvme_core::spec::nvm;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
@@ -60,6 +59,8 @@ struct GatherHalves {
     state: Arc<RowsState>,
     kernels: Arc<RowKernels>,
     record: Arc<RecordMemory>,
+    /// Ranges of a table in several, which both launches use.
+    map: Option<Arc<TableMap>>,
     halved: HalvedGather,
     shape: OwnedShape,
     point: BegunPoint,
@@ -67,6 +68,13 @@ struct GatherHalves {
     second: Mutex<Option<LaunchSlot>>,
     /// The first launch is in its stream, or in a graph.
     is_begun: AtomicBool,
+}
+
+/// A launch of the two.
+#[derive(Clone, Copy)]
+enum HalfOfGather {
+    First,
+    Second,
 }
 
 /// A gather in halves, as the graph has it that its first launch was captured in.
@@ -87,10 +95,12 @@ impl GpuRows {
     pub unsafe fn begin(
         &self,
         table: &RowTable,
+        map: Option<&Arc<TableMap>>,
         ids: &GatherIds,
         stream: u64,
     ) -> Result<Option<BegunRows>> {
-        self.check(table)?;
+        let map = map.cloned();
+        self.check_mapped(table, map.as_deref())?;
         let width = if ids.wide_ids { 8 } else { 4 };
         let count = if ids.ids == 0 { 0 } else { ids.count };
         let argument = KernelArgument::read("ids", ids.ids, count, width);
@@ -104,11 +114,11 @@ impl GpuRows {
             status: 0,
         };
         let launch = self.launch(table, &request).ok_or_else(closed)?;
-        let Some((batched, shape)) = self.halved(&launch) else {
+        let Some((batched, shape)) = self.halved(&launch, map.as_deref()) else {
             return Ok(None);
         };
         self.check_current(nvm::opcode::READ)?;
-        let halves = Arc::new(self.halves((batched, shape), stream)?);
+        let halves = Arc::new(self.halves((batched, shape), map, stream)?);
         // SAFETY: the caller's.
         unsafe { halves.begin(stream) }?;
         self.state.counts.begun.fetch_add(1, Ordering::Relaxed);
@@ -116,7 +126,12 @@ impl GpuRows {
     }
 
     /// Reserves what the two launches need.
-    fn halves(&self, (batched, shape): (Batched, OwnedShape), stream: u64) -> Result<GatherHalves> {
+    fn halves(
+        &self,
+        (batched, shape): (Batched, OwnedShape),
+        map: Option<Arc<TableMap>>,
+        stream: u64,
+    ) -> Result<GatherHalves> {
         let state = &self.state;
         let kernels = self.kernels.as_ref().ok_or_else(closed)?;
         // As many records each time: those of the next gather are where this one leaves zeros.
@@ -136,6 +151,7 @@ impl GpuRows {
             state: Arc::clone(state),
             kernels: Arc::clone(kernels),
             record: Arc::new(record),
+            map,
             halved,
             shape,
             point: BegunPoint::new(&state.gpu, stream)?,
@@ -246,7 +262,7 @@ impl GatherHalves {
         };
         let halved = self.halved_of(gather, 0);
         // SAFETY: the caller's.
-        unsafe { self.launch(stream, self.kernels.begin_batched, &halved) }?;
+        unsafe { self.launch(stream, HalfOfGather::First, &halved) }?;
         // Without the event nothing can be ordered after the launch, so that the stations stay taken.
         let recorded = self.point.record();
         match &recorded {
@@ -278,25 +294,41 @@ impl GatherHalves {
         is_dropped: u32,
         stream: u64,
     ) -> Result<Arc<LaunchSlot>> {
-        let named: Named = Some(Arc::clone(&self.record) as _);
+        let record: Named = Some(Arc::clone(&self.record) as _);
+        let named = match &self.map {
+            Some(map) => map.named_with(record),
+            None => record,
+        };
         slot.put(launch, (&self.kernels, named), stream, |gather| {
             let halved = self.halved_of(gather, is_dropped);
             // SAFETY: the caller's.
-            unsafe { self.launch(stream, self.kernels.finish_batched, &halved) }
+            unsafe { self.launch(stream, HalfOfGather::Second, &halved) }
         })
     }
 
     /// # Safety
-    /// `kernel` takes one `HalvedGather`; its addresses are valid as that says.
-    unsafe fn launch(
-        &self,
-        stream: u64,
-        kernel: KernelFunction,
-        halved: &HalvedGather,
-    ) -> Result<()> {
-        let size = (self.shape.blocks, self.shape.threads);
-        // SAFETY: the caller's.
-        unsafe { self.kernels.launch_of(stream, kernel, size, halved) }
+    /// The addresses in `halved` are valid as that says.
+    unsafe fn launch(&self, stream: u64, half: HalfOfGather, halved: &HalvedGather) -> Result<()> {
+        let (size, kernels) = ((self.shape.blocks, self.shape.threads), &self.kernels);
+        // SAFETY: the kernels take one `HalvedGather`, or one with a map; the caller's.
+        unsafe {
+            match &self.map {
+                Some(map) => {
+                    let kernel = match half {
+                        HalfOfGather::First => map.kernels.begin_batched,
+                        HalfOfGather::Second => map.kernels.finish_batched,
+                    };
+                    kernels.launch_of(stream, kernel, size, &map.launch(*halved))
+                }
+                None => {
+                    let kernel = match half {
+                        HalfOfGather::First => kernels.begin_batched,
+                        HalfOfGather::Second => kernels.finish_batched,
+                    };
+                    kernels.launch_of(stream, kernel, size, halved)
+                }
+            }
+        }
     }
 
     /// Frees what a gather holds that is begun and not finished, or that is in a graph.

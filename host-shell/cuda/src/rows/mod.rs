@@ -25,7 +25,9 @@ mod cache;
 mod ended;
 mod halves;
 mod kernels;
+mod map;
 mod numbers;
+mod parameters;
 mod pending;
 mod ranges;
 mod records;
@@ -43,6 +45,7 @@ pub use board::RowFailures;
 pub use by_host::{HostRows, MoveRows};
 pub use cache::TableCache;
 pub use halves::{BegunRows, GatherIds, GatherTarget};
+pub use map::TableMap;
 pub use pending::{GatherOutcome, LaunchSequence, PendingRows};
 pub use request::{ReadList, ReadRange, RowDirection, RowRequest, RowTable};
 pub(super) use state::RowsState;
@@ -65,6 +68,7 @@ use nvme_gpu_kernel::rows::{
     BLOCK_THREADS, BLOCK_WARPS, GatherLaunch, STATION_BYTES, STATION_CELLS, WARP_BYTES,
     WidenLaunch, slot_bytes,
 };
+use parameters::LaunchParameters;
 use slot::{LaunchSlot, Named};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -72,10 +76,6 @@ use std::time::Duration;
 use watch::LaunchWatch;
 use wide::WideRows;
 
-/// Rows that a warp reads at a time, unless its slots hold fewer.
-const FEW: u64 = 4;
-/// Bytes that a warp reads at a time, where rows are long.
-const FEW_BYTES: u64 = 16 << 10;
 /// Entries of a queue that belongs to a station: room for a command of each thread.
 const BATCH_ENTRIES: u32 = 512;
 
@@ -226,6 +226,10 @@ impl GpuRows {
     /// [`Error::Usage`] otherwise.
     pub fn check(&self, table: &RowTable) -> Result<()> {
         self.check_inside(table)?;
+        self.check_fits(table)
+    }
+
+    fn check_fits(&self, table: &RowTable) -> Result<()> {
         let row = u64::from(table.row_bytes);
         if !self.fits(table) {
             let (slot, most) = (self.slot_bytes(table), self.most_bytes());
@@ -246,6 +250,14 @@ impl GpuRows {
 
     fn most_bytes(&self) -> u64 {
         WARP_BYTES.min(self.max_transfer)
+    }
+
+    /// As [`check`](Self::check), of a table in the ranges of `map`, which the store has checked.
+    fn check_mapped(&self, table: &RowTable, map: Option<&TableMap>) -> Result<()> {
+        match map {
+            Some(_) => self.check_fits(table),
+            None => self.check(table),
+        }
     }
 
     fn slot_bytes(&self, table: &RowTable) -> u64 {
@@ -272,7 +284,7 @@ impl GpuRows {
         ways: GatherOptions<'_>,
         stream: u64,
     ) -> Result<PendingRows> {
-        self.check(table)?;
+        self.check_mapped(table, ways.map)?;
         let request = &request.judged_for_gather(self.gpu(), table, ways.widen, stream)?;
         let wide = WideRows::new(table, request, ways.widen)?;
         let launch = self.launch(table, &wide.stored).ok_or_else(closed)?;
@@ -281,6 +293,10 @@ impl GpuRows {
             ..launch
         };
         let named = ways.cache.and_then(TableCache::named);
+        let named = match ways.map {
+            Some(map) => map.named_with(named),
+            None => named,
+        };
         // SAFETY: the caller's; each way puts all stored rows where they belong.
         unsafe {
             self.widened(&wide, stream, |slot| {
@@ -312,15 +328,30 @@ impl GpuRows {
             // SAFETY: the kernel takes one `Cached`; the caller's.
             return unsafe { kernels.launch(stream, kernels.gather_cached, blocks, &cached) };
         }
-        if let Some((batched, shape)) = self.batched(&launch) {
+        if let Some((batched, shape)) = self.batched(&launch, ways.map) {
             counts.owned.fetch_add(1, Ordering::Relaxed);
-            let (kernel, size) = (kernels.gather_batched, (shape.blocks, shape.threads));
-            // SAFETY: the kernel takes one `Batched`; the caller's.
-            return unsafe { kernels.launch_of(stream, kernel, size, &batched) };
+            let size = (shape.blocks, shape.threads);
+            // SAFETY: the kernel takes one `Batched`, or one with a map; the caller's.
+            return unsafe {
+                match ways.map {
+                    Some(map) => {
+                        let kernel = map.kernels.gather_batched;
+                        kernels.launch_of(stream, kernel, size, &map.launch(batched))
+                    }
+                    None => kernels.launch_of(stream, kernels.gather_batched, size, &batched),
+                }
+            };
         }
         counts.shared.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the kernel takes one `GatherLaunch`; the caller's.
-        unsafe { kernels.launch(stream, kernels.gather, blocks, &launch) }
+        // SAFETY: the kernel takes one `GatherLaunch`, or one with a map; the caller's.
+        unsafe {
+            match ways.map {
+                Some(map) => {
+                    kernels.launch(stream, map.kernels.gather, blocks, &map.launch(launch))
+                }
+                None => kernels.launch(stream, kernels.gather, blocks, &launch),
+            }
+        }
     }
 
     /// Puts a gather into `stream` by `gather`, and the second launch for the rows of `wide`, if there is one: both as one
@@ -475,44 +506,6 @@ impl GpuRows {
     }
 }
 
-/// Parameters of a launch that are common to one drive and to striped drives.
-struct LaunchParameters {
-    /// Bytes of the slot of a row.
-    slot: u64,
-    /// Bytes of a command at most.
-    max_transfer: u64,
-    timeout: Duration,
-    block_shift: u32,
-    stations: u32,
-}
-
-impl LaunchParameters {
-    /// Returns the words that come from table and request; those of queues and memory are 0.
-    fn gather(&self, table: &RowTable, request: &RowRequest) -> GatherLaunch {
-        let units =
-            table.first_byte | u64::from(table.row_bytes) | request.out | request.out_stride;
-        GatherLaunch {
-            ids: request.ids,
-            out: request.out,
-            status: request.status,
-            count: request.count,
-            first_byte: table.first_byte,
-            rows: table.rows,
-            out_stride: request.out_stride,
-            timeout_ns: self.timeout.as_nanos() as u64,
-            row_bytes: table.row_bytes,
-            slot_bytes: self.slot as u32,
-            run_rows: (self.max_transfer / self.slot).clamp(1, 32) as u32,
-            block_shift: self.block_shift,
-            unit_shift: units.trailing_zeros().min(4),
-            wide_ids: u32::from(request.wide_ids),
-            station_count: self.stations,
-            lanes: lanes(self.slot, request.count, self.stations),
-            ..GatherLaunch::default()
-        }
-    }
-}
-
 fn closed() -> Error {
     Error::Gone {
         cause: "the store was closed".to_owned(),
@@ -526,19 +519,9 @@ pub struct GatherOptions<'a> {
     pub cache: Option<&'a TableCache>,
     /// Rows whose elements are converted to a wider format.
     pub widen: Option<RowWidening>,
-}
-
-/// Returns the number of rows that a warp has under way: as many as its slots hold, and fewer where there are
-/// warps for all of them. Half the warps are used then, with [`FEW`] rows at least, or [`FEW_BYTES`]: a round
-/// costs a warp more than another row in it, but it copies 4 KiB at a time. Of 32 rows a warp has two: its
-/// queue is shared with few others then.
-fn lanes(slot_bytes: u64, count: u64, stations: u32) -> u32 {
-    let fit = (WARP_BYTES / slot_bytes).clamp(1, 32);
-    let warps = u64::from(stations * BLOCK_WARPS);
-    let share = count.div_ceil(warps / 2).next_power_of_two();
-    let few = (FEW_BYTES / slot_bytes).clamp(1, FEW);
-    let few = if count <= 32 { few.min(2) } else { few };
-    1 << fit.ilog2().min(share.max(few).ilog2())
+    /// Ranges of a table that lies in several. The store has checked them; the table's first byte is the map's
+    /// [`bits`](TableMap::bits).
+    pub map: Option<&'a TableMap>,
 }
 
 impl Drop for GpuRows {
@@ -572,25 +555,5 @@ struct RowsLeft {
 impl LaunchLeftover for RowsLeft {
     fn is_over(&self) -> bool {
         self.state.is_over()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn few_rows_are_spread_over_the_warps_and_many_fill_them() {
-        assert_eq!(lanes(4096, 32, 32), 2);
-        assert_eq!(lanes(4096, 33, 32), 4);
-        assert_eq!(lanes(16 << 10, 32, 32), 1);
-        assert_eq!(lanes(4096, 257, 32), 4);
-        assert_eq!(lanes(16 << 10, 257, 32), 4);
-        assert_eq!(lanes(4096, 1024, 32), 8);
-        assert_eq!(lanes(4096, 2048, 32), 16);
-        assert_eq!(lanes(4096, 1 << 20, 32), 32);
-        assert_eq!(lanes(64 << 10, 1 << 20, 32), 2);
-        assert_eq!(lanes(128 << 10, 1, 1), 1);
-        assert_eq!(lanes(8192, 1 << 20, 32), 16);
     }
 }

@@ -6,14 +6,14 @@
 #![allow(unsafe_code)]
 
 use super::super::memory::DeviceMemory;
+use super::parameters::LaunchParameters;
 use super::pending::of_member;
 use super::slot::Named;
 use super::state::{RowsState, StationMemory};
 use super::wide::WideRows;
-use super::{GpuRows, LaunchParameters, PendingRows, RowRequest, RowTable, closed};
+use super::{GatherOptions, GpuRows, PendingRows, RowRequest, RowTable, closed};
 use nvme_core::spec::nvm;
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::RowWidening;
 use nvme_gpu_kernel::rows::{
     GatherLaunch, MEMBERS, StripedGather, StripedMember, WARP_BYTES, slot_bytes,
 };
@@ -108,7 +108,7 @@ impl StripedRows {
         slot_bytes(table.first_byte, table.row_bytes, self.block_shift)
     }
 
-    /// As [`GpuRows::gather`], of a table that [fits](Self::fits).
+    /// As [`GpuRows::gather`], of a table that [fits](Self::fits), without a cache.
     ///
     /// # Safety
     /// As [`GpuRows::gather`].
@@ -119,9 +119,10 @@ impl StripedRows {
         &self,
         table: &RowTable,
         request: &RowRequest,
-        widen: Option<RowWidening>,
+        ways: GatherOptions<'_>,
         stream: u64,
     ) -> Result<PendingRows> {
+        let (widen, map) = (ways.widen, ways.map);
         let (words, Some(first)) = (&self.words, self.members.first()) else {
             return Err(closed());
         };
@@ -145,6 +146,10 @@ impl StripedRows {
         let pending = unsafe {
             first.widened(&wide, stream, |slot| {
                 let named: Named = Some(Arc::clone(words) as _);
+                let named = match map {
+                    Some(map) => map.named_with(named),
+                    None => named,
+                };
                 first.start(launch, (slot, named), stream, |kernels, gather, blocks| {
                     let striped = StripedGather {
                         gather,
@@ -152,9 +157,15 @@ impl StripedRows {
                         stripe_shift: self.stripe_shift,
                         member_count: self.members.len() as u32,
                     };
-                    // SAFETY: the kernel takes one `StripedGather`; the caller vouches for the request's addresses, the
-                    // others are ours until each gate is shut for good and nothing is inside.
-                    kernels.launch(stream, kernels.gather_striped, blocks, &striped)
+                    // SAFETY: the kernel takes one `StripedGather`, or one with a map; the caller vouches for the
+                    // request's addresses, the others are ours until each gate is shut for good and nothing is inside.
+                    match map {
+                        Some(map) => {
+                            let kernel = map.kernels.gather_striped;
+                            kernels.launch(stream, kernel, blocks, &map.launch(striped))
+                        }
+                        None => kernels.launch(stream, kernels.gather_striped, blocks, &striped),
+                    }
                 })
             })
         };

@@ -56,6 +56,14 @@ const ROWS: Image = Image {
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_rows.ptx"),
     ..PLAIN
 };
+/// The kernels that gather rows of tables in several ranges.
+const MAPPED: Image = Image {
+    name: "nvme_gpu_mapped",
+    package: "nvme-gpu-kernel",
+    features: "mapped",
+    committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_mapped.ptx"),
+    ..PLAIN
+};
 /// The kernel that writes rows: beside it the gathers would need more registers.
 const SCATTER: Image = Image {
     name: "nvme_gpu_scatter",
@@ -235,9 +243,10 @@ const PEER: Image = Image {
     ..PLAIN
 };
 /// All of these, in the order of the table of kernels.
-const IMAGES: [Image; 20] = [
+const IMAGES: [Image; 21] = [
     KERNELS,
     ROWS,
+    MAPPED,
     SCATTER,
     HASH,
     COMPUTE,

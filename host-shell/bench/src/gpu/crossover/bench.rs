@@ -336,7 +336,7 @@ impl<'c> CrossoverBench<'c> {
         };
         let ways = GatherOptions {
             cache: caches.then_some(&self.cache),
-            widen: None,
+            ..GatherOptions::default()
         };
         let mut wait = DeadlineWait::begin();
         let begin = Instant::now();

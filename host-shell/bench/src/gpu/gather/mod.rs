@@ -131,11 +131,14 @@ impl MeasuredDrives {
         cache: Option<&TableCache>,
         stream: u64,
     ) -> Result<PendingRows> {
-        let ways = GatherOptions { cache, widen: None };
+        let ways = GatherOptions {
+            cache,
+            ..GatherOptions::default()
+        };
         // SAFETY: the caller's.
         unsafe {
             match &self.striped {
-                Some(rows) => rows.gather(table, request, None, stream),
+                Some(rows) => rows.gather(table, request, ways, stream),
                 None => self.first.gather(table, request, ways, stream),
             }
         }

@@ -226,6 +226,31 @@ static void *thread(void *argument)
 }
 
 /* Opens tables until their store is closed. */
+static void ranges(nvme_gpu_t *store)
+{
+    /* Rows of 6 bytes: the second one lies in two ranges. */
+    const nvme_gpu_range parts[] = { { 5000, 10 }, { 100, 8 } };
+    const nvme_gpu_range twice[] = { { 100, 6 }, { 105, 6 } };
+    nvme_gpu_table_t *table;
+    unsigned char out[3 * 6];
+    OK(nvme_gpu_pwrite(store, "abcdefghij", 10, 5000));
+    OK(nvme_gpu_pwrite(store, "klmnopqr", 8, 100));
+    OK(nvme_gpu_table_open_ranges(store, parts, 2, 6, &table));
+    CHECK(nvme_gpu_table_rows(table) == 3 && nvme_gpu_table_row_bytes(table) == 6);
+    OK(nvme_gpu_gather(table, GATHER(((int64_t[]){ 2, 1, 0 }), NVME_GPU_I64, 3, out, 0, NULL, NULL), NULL));
+    CHECK(memcmp(out, "mnopqrghijklabcdef", 18) == 0);
+    FAILS(NVME_GPU_ERROR_USAGE, nvme_gpu_scatter(table, SCATTER(((int64_t[]){ 0 }), NVME_GPU_I64, 1, out, 0,
+          NVME_GPU_DUPLICATES_LAST, NULL, NULL), NULL));
+    nvme_gpu_table_close(table);
+    FAILS(NVME_GPU_ERROR_USAGE, nvme_gpu_table_open_ranges(store, parts, 2, 5, &table));
+    FAILS(NVME_GPU_ERROR_USAGE, nvme_gpu_table_open_ranges(store, twice, 2, 6, &table));
+    FAILS(NVME_GPU_ERROR_USAGE, nvme_gpu_table_open_ranges(store, NULL, 2, 6, &table));
+    CHECK(table == NULL);
+    OK(nvme_gpu_table_open_ranges(store, NULL, 0, 6, &table));
+    CHECK(nvme_gpu_table_rows(table) == 0);
+    nvme_gpu_table_close(table);
+}
+
 static void *opens(void *store)
 {
     nvme_gpu_table_t *table;
@@ -255,6 +280,7 @@ int main(int count, char **arguments)
     OK(nvme_gpu_path(store, &path));
     CHECK(path.tier == -1 && strcmp(path.data, "host") == 0 && path.path[0] && path.why[0]);
     transfers(store);
+    ranges(store);
     rows(store);
     widened(store);
 

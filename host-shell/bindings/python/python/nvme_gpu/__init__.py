@@ -21,6 +21,7 @@ from ._errors import Changed, Gone, KvLoadError, NotFound, NvmeGpuError, Status,
 from ._files import DirEntry, DriveFile, Extent, FileStat, MountedFile, Volume
 from ._kv import KvStore
 from ._loaders import Layer, LayerLoader
+from ._lookup_table import lookup_table
 from ._native import Array, __version__
 from ._prefetch import Prefetch
 from ._search import Nearest, SearchIndex, build_index
@@ -58,6 +59,7 @@ __all__ = [
     "build_index",
     "catalog",
     "import_file",
+    "lookup_table",
     "open",
     "write_manifest",
 ]

@@ -72,9 +72,16 @@ class Entry(OneProcess):
     def as_table(self) -> Table:
         """Its rows: ``(N, *row)`` is a table of N rows, read from where they lie.
 
-        Raises :class:`Usage` for a single number, for rows of no bytes, for a dtype that tables do not have (packed
-        numbers such as ``float4_e2m1fn_x2``, and most blocks of GGUF), and for a tensor in several :attr:`pieces`.
+        A tensor may lie in several :attr:`pieces`; its rows are not written then.
+
+        Raises :class:`Usage` for a single number, for rows of no bytes, and for a dtype that tables do not have (packed
+        numbers such as ``float4_e2m1fn_x2``, and most blocks of GGUF).
         """
+        self._check_table()
+        return table_of([self], self._shape, self._dtype)
+
+    def _check_table(self) -> None:
+        """What is no table is refused by name."""
         if not self._shape:
             raise Usage(f"{self._name!r} is a single number", "read its bytes: entry.read()")
         if self._dtype not in _dtypes.SIZES and self._dtype not in _dtypes.BLOCKS:
@@ -82,11 +89,18 @@ class Entry(OneProcess):
                 f"{self._name!r} is of the dtype {self._dtype}, of which there are no tables",
                 "read its bytes: entry.read(), or make a table of uint8 at its place",
             )
-        place = self._offset if self._file is None or not self._nbytes else self._file.place(self._offset, self._nbytes)
-        return self._store.table(place, shape=self._shape, dtype=self._dtype)
 
     def __repr__(self) -> str:
         return f"<nvme_gpu.Entry {self._name!r} {self._shape} {self._dtype} at byte {self._offset}>"
+
+
+def table_of(tensors: list[Entry], shape: tuple[int, ...], dtype: Any, to: Any = None) -> Table:
+    """The rows of tensors of one store, one tensor after the other."""
+    pieces = [piece for tensor in tensors for piece in tensor.pieces]
+    store = tensors[0]._store
+    if len(pieces) <= 1:
+        return Table(store, pieces[0][0] if pieces else tensors[0]._offset, shape, dtype, to)
+    return Table(store, 0, shape, dtype, to, pieces)
 
 
 class Catalog(Held, Mapping[str, Entry]):

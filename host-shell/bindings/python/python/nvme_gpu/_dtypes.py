@@ -33,10 +33,22 @@ SIZES: dict[str, tuple[int, str | None]] = {
 # What numpy has no dtype for: arrays of any dtype with as many bytes take their rows.
 FOREIGN = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz")
 # Elements that are stored in blocks, as GGUF has them: how many, in how many bytes.
-BLOCKS: dict[str, tuple[int, int]] = {"q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20)}
+BLOCKS: dict[str, tuple[int, int]] = {
+    "q8_0": (32, 34),
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "q2_k": (256, 84),
+    "q3_k": (256, 110),
+    "q4_k": (256, 144),
+    "q5_k": (256, 176),
+    "q6_k": (256, 210),
+    "iq4_nl": (32, 18),
+    "iq4_xs": (256, 136),
+    "mxfp4": (32, 17),
+}
 # What gathers widen, and to what.
 WIDENED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-WIDE = ("float16", "float32")
+WIDE = ("float16", "bfloat16", "float32")
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64", "int": "int64", "long": "int64"}
 _FORMATS = {fmt: name for name, (_, fmt) in SIZES.items() if fmt is not None}
 _FORMATS |= {"l": "int64", "L": "uint64", "c": "uint8", "Zf": "complex64", "Zd": "complex128", "n": "int64"}

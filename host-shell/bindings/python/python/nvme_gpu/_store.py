@@ -351,10 +351,11 @@ class Store(Held):
         """Rows from byte ``offset`` on, of any alignment.
 
         ``shape``: ``(N, *row)``, rows one after the other in the order of C. ``dtype``: a name such as ``"float16"`` or
-        ``"bfloat16"``, or a dtype of numpy or torch; little-endian. ``"q8_0"``, ``"q4_0"`` and ``"q4_1"`` are the
-        blocks of GGUF; the elements of a row are whole blocks of 32.
+        ``"bfloat16"``, or a dtype of numpy or torch; little-endian. ``"q8_0"``, ``"q4_0"``, ``"q4_1"``,
+        ``"q2_k"`` to ``"q6_k"``, ``"iq4_nl"``, ``"iq4_xs"`` and ``"mxfp4"`` are the blocks of GGUF; the elements of a row are
+        whole blocks, of 256 for K-quants and ``"iq4_xs"``, else of 32.
 
-        ``to``: ``"float16"`` or ``"float32"``, what gathers make of stored float16, bfloat16, float8 or blocks on the
+        ``to``: ``"float16"``, ``"bfloat16"`` or ``"float32"``, what gathers make of stored float16, bfloat16, float8 or blocks on the
         way; only the stored bytes are read. Blocks come out as float16 without it. Such a table is not written to.
 
         Raises :class:`Usage` for a table that does not lie inside the store, or rows of no bytes.
@@ -407,7 +408,15 @@ class Table(OneProcess):
         "__weakref__",
     )
 
-    def __init__(self, store: Store, offset: int, shape: Any, dtype: Any, to: Any = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        offset: int,
+        shape: Any,
+        dtype: Any,
+        to: Any = None,
+        ranges: list[tuple[int, int]] | None = None,
+    ) -> None:
         if not isinstance(store, Store):
             raise TypeError("store is not a nvme_gpu.Store: use store.table(...)")
         offset = _whole("offset", offset, 0, (1 << 64) - 1)
@@ -433,7 +442,7 @@ class Table(OneProcess):
             self._stored_bytes = elements * _dtypes.SIZES[self._stored][0]
         if max(self._stored_bytes, 4 * elements) >= 1 << 63:
             raise Usage(f"rows of {self._stored_bytes} bytes", "use a smaller shape")
-        self._native = _native.Table(store._native, offset, lengths[0], self._stored_bytes)
+        self._native = _native.Table(store._native, offset, lengths[0], self._stored_bytes, ranges)
         self._dtype = "float16" if is_blocks else self._stored
         if to is not None:
             self._dtype = _dtypes.name_of(to)

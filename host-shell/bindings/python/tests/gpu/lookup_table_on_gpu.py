@@ -1,0 +1,172 @@
+"""One table over many tensors by a GPU: every row compared, and times beside a table that lies in one range."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Callable
+
+import torch
+
+import nvme_gpu
+
+DEVICE = "sim:mem?size=512MiB&block=512&queues=64&threads=12"
+SHARDS, FILES, SHARD_ROWS = 128, 10, 4000
+NAME = "ple.shard_{}.weight"
+
+
+def rows_of(count: int, row_bytes: int, seed: int = 0) -> torch.Tensor:
+    made = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, row_bytes), dtype=torch.uint8, generator=made)
+
+
+def checkpoint(folder: Path, rows: torch.Tensor, pad: int) -> list[Path]:
+    """The rows as 128 tensors in 10 safetensors files, not in their order, whose data begin ``pad`` bytes past 16."""
+    shards = rows.view(SHARDS, SHARD_ROWS, -1)
+    order = torch.randperm(SHARDS, generator=torch.Generator().manual_seed(1)).tolist()
+    paths = []
+    for file in range(FILES):
+        header, data = {}, b""
+        for number in order[file::FILES]:
+            part = shards[number].numpy().tobytes()
+            place = [len(data), len(data) + len(part)]
+            header[NAME.format(number)] = {"dtype": "U8", "shape": list(shards[number].shape), "data_offsets": place}
+            data += part
+        text = json.dumps(header).encode()
+        text += b" " * ((-len(text) - 8) % 16 + pad)
+        paths.append(folder / f"model-{file}.safetensors")
+        paths[-1].write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return paths
+
+
+def table_on_drive(store: nvme_gpu.Store, rows: torch.Tensor, pad: int) -> nvme_gpu.Table:
+    catalogs, at = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        for path in checkpoint(Path(folder), rows, pad):
+            data = path.read_bytes()
+            store.write(data, at)
+            catalogs.append(nvme_gpu.catalog(store, at, nbytes=len(data)))
+            at += (len(data) + 4095) // 4096 * 4096 + 4096
+    return nvme_gpu.lookup_table(catalogs, NAME, shape=tuple(rows.shape))
+
+
+def in_extents(store: nvme_gpu.Store, rows: torch.Tensor, extent_bytes: int) -> nvme_gpu.Table:
+    """The rows in extents of whole blocks in any order, from byte 16 of the first one on: some lie in two."""
+    data, pieces, at = rows.numpy().tobytes(), [], 0
+    count = len(data) // extent_bytes + 2
+    places = torch.randperm(count, generator=torch.Generator().manual_seed(2)).tolist()
+    for number in places:
+        skip = 16 if not pieces else 0
+        part = data[at : at + extent_bytes - skip]
+        if not part:
+            break
+        place = number * (extent_bytes + 4096) + skip
+        store.write(part, place)
+        pieces.append((place, len(part)))
+        at += len(part)
+    return nvme_gpu.Table(store, 0, tuple(rows.shape), "uint8", None, pieces)
+
+
+def every_row(table: nvme_gpu.Table, rows: torch.Tensor) -> int:
+    """All rows in any order by the shared queues, and some by few at a time and by halves."""
+    made = torch.Generator().manual_seed(3)
+    order = torch.randperm(len(rows), generator=made)
+    assert torch.equal(table.gather(order.cuda()).cpu(), rows[order])
+    for count in (1, 24, 48, 384):
+        for _ in range(50):
+            ids = torch.randint(0, len(rows), (count,), generator=made)
+            assert torch.equal(table.gather(ids.cuda()).cpu(), rows[ids])
+            assert torch.equal(table.prefetch(ids.cuda()).result().cpu(), rows[ids])
+    ids = torch.tensor([5, -1, len(rows), 1 << 40, -(1 << 62)], device="cuda")
+    status = torch.full((5,), 9, dtype=torch.int32, device="cuda")
+    out = table.gather(ids, status=status)
+    torch.cuda.synchronize()
+    try:
+        table.check()
+        raise AssertionError("ids out of range are reported")
+    except nvme_gpu.Usage:
+        pass
+    assert status.tolist() == [0, -1, -1, -1, -1] and not out[1:].any() and torch.equal(out[0].cpu(), rows[5])
+    return len(rows)
+
+
+def equal(make: Callable[[nvme_gpu.Store, torch.Tensor], nvme_gpu.Table], row_bytes: int, **device: str) -> dict[str, object]:
+    rows = rows_of(SHARDS * SHARD_ROWS, row_bytes)
+    with nvme_gpu.open(device.get("name", DEVICE), gpu=0) as store:
+        table = make(store, rows)
+        found = every_row(table, rows)
+        stats = store.stats()
+        return {"rows": found, "owned": stats["owned_gathers"], "shared": stats["shared_gathers"], "halves": stats["begun_gathers"]}
+
+
+def replays(count: int, row_bytes: int = 256, times: int = 1000) -> dict[str, object]:
+    """Captured gathers with other ids each time: one range, 128 shards, and extents with rows in two of them, in turn."""
+    rows = rows_of(SHARDS * SHARD_ROWS, row_bytes)
+    took: dict[str, list[float]] = {}
+    made = torch.Generator().manual_seed(count)
+    ids = torch.zeros(count, dtype=torch.int64, device="cuda")
+    out = torch.zeros(count, row_bytes, dtype=torch.uint8, device="cuda")
+    with nvme_gpu.open(DEVICE, gpu=0) as one, nvme_gpu.open(DEVICE, gpu=0) as shards, nvme_gpu.open(DEVICE, gpu=0) as extents:
+        one.write(rows)
+        tables = {
+            "one range": one.table(0, shape=tuple(rows.shape), dtype="uint8"),
+            "shards": table_on_drive(shards, rows, 0),
+            "extents": in_extents(extents, rows, 128 << 10),
+        }
+        graphs = {}
+        for name, table in tables.items():
+            table.gather(ids, out=out)
+            torch.cuda.synchronize()
+            graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[name]):
+                table.gather(ids, out=out)
+        for _ in range(times):
+            wanted = torch.randint(0, len(rows), (count,), generator=made)
+            ids.copy_(wanted)
+            for name, graph in graphs.items():
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                graph.replay()
+                torch.cuda.synchronize()
+                took.setdefault(name, []).append((time.perf_counter() - began) * 1e6)
+                assert torch.equal(out.cpu(), rows[wanted]), name
+    return {"rows": count, "replays": times, "us": {name: statistics.median(one) for name, one in took.items()}}
+
+
+CASES: dict[str, Callable[[], dict[str, object]]] = {
+    "shards-256": lambda: equal(lambda store, rows: table_on_drive(store, rows, 0), 256),
+    "shards-160-odd": lambda: equal(lambda store, rows: table_on_drive(store, rows, 3), 160),
+    "extents-160": lambda: equal(lambda store, rows: in_extents(store, rows, 128 << 10), 160),
+    "extents-blocks": lambda: equal(lambda store, rows: in_extents(store, rows, 4096), 272),
+    "stripes": lambda: equal(
+        lambda store, rows: table_on_drive(store, rows, 8),
+        256,
+        name="stripe:" + "|".join(["sim:mem?size=128MiB&block=512&queues=32&threads=4"] * 3) + "?stripe=128KiB",
+    ),
+    "graph-48": lambda: replays(48),
+    "graph-384": lambda: replays(384),
+    "graph-12288": lambda: replays(12_288, times=100),
+}
+
+
+def main() -> int:
+    passed = failed = 0
+    for name in sys.argv[1:] or CASES:
+        try:
+            line = {"case": name, "gpu": torch.cuda.get_device_name(), **CASES[name]()}
+            passed += 1
+        except Exception as error:
+            line = {"case": name, "error": f"{type(error).__name__}: {error}"}
+            failed += 1
+        print(json.dumps(line), flush=True)
+    print(f"{passed} passed, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

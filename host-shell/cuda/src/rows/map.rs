@@ -1,0 +1,114 @@
+//! Ranges of a table that lies in several, in GPU memory, for kernels that gather its rows.
+
+use super::super::driver::Gpu;
+use super::super::memory::DeviceMemory;
+use super::super::module::{KernelFunction, Module};
+use super::slot::Named;
+use nvme_driver::error::{Error, Result};
+use nvme_gpu_kernel::MAPPED_PTX;
+use nvme_gpu_kernel::extents::{ExtentMap, MappedLaunch, TableExtent};
+use std::sync::Arc;
+
+/// Ranges of a table, from its first row to its last. Launches that name it keep its memory until they have ended, and
+/// graphs for as long as they may run one.
+pub struct TableMap {
+    memory: Arc<DeviceMemory>,
+    count: u32,
+    /// All numbers of the ranges, one over the other: what divides it divides each of them.
+    bits: u64,
+    /// The same for the ends and beginnings of ranges inside rows.
+    borders: u64,
+    pub(super) kernels: MappedKernels,
+}
+
+/// The kernels that gather rows of such tables. They are loaded before the first launch, which could wait for others
+/// otherwise.
+#[derive(Clone, Copy)]
+pub(super) struct MappedKernels {
+    pub gather: KernelFunction,
+    pub gather_batched: KernelFunction,
+    pub begin_batched: KernelFunction,
+    pub finish_batched: KernelFunction,
+    pub gather_striped: KernelFunction,
+}
+
+impl MappedKernels {
+    fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let module = Module::embedded(gpu, MAPPED_PTX.as_bytes())?;
+        Ok(Self {
+            gather: module.function("nvme_gather_mapped")?,
+            gather_batched: module.function("nvme_gather_batched_mapped")?,
+            begin_batched: module.function("nvme_begin_batched_mapped")?,
+            finish_batched: module.function("nvme_finish_batched_mapped")?,
+            gather_striped: module.function("nvme_gather_striped_mapped")?,
+        })
+    }
+}
+
+impl TableMap {
+    /// Copies `extents`, at least one, of a table with rows of `row_bytes` bytes to the memory of `gpu`.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::new`] and [`Module::embedded`]; [`Error::Usage`] for 2^31 ranges and more.
+    pub fn new(gpu: &Arc<Gpu>, extents: &[TableExtent], row_bytes: u64) -> Result<Self> {
+        let count = u32::try_from(extents.len()).ok();
+        let Some(count) = count.filter(|count| *count < 1 << 31) else {
+            return Err(Error::usage(
+                format!("a table of {} ranges exceeds 2^31 - 1", extents.len()),
+                "copy the file onto an empty file system",
+            ));
+        };
+        let bytes: Vec<u8> = extents
+            .iter()
+            .flat_map(|extent| [extent.first, extent.byte])
+            .flat_map(u64::to_le_bytes)
+            .collect();
+        let memory = DeviceMemory::new(gpu, bytes.len())?;
+        memory.upload(0, &bytes)?;
+        let inside = |pair: &&[TableExtent]| !pair[1].first.is_multiple_of(row_bytes.max(1));
+        let border =
+            |pair: &[TableExtent]| pair[1].byte | (pair[0].byte + (pair[1].first - pair[0].first));
+        Ok(Self {
+            kernels: MappedKernels::load(gpu)?,
+            memory: Arc::new(memory),
+            count,
+            bits: extents
+                .iter()
+                .fold(0, |all, one| all | one.first | one.byte),
+            borders: extents
+                .windows(2)
+                .filter(inside)
+                .map(border)
+                .fold(0, |all, one| all | one),
+        })
+    }
+
+    /// Returns a number that is divided by what divides the places of all rows and parts of rows.
+    pub fn bits(&self) -> u64 {
+        self.bits
+    }
+
+    /// True if the parts of a row fill whole blocks, so that they follow one another in a slot.
+    pub(super) fn is_of_blocks(&self, block_bytes: u32) -> bool {
+        self.borders.is_multiple_of(block_bytes.into())
+    }
+
+    /// Returns the parameters of a launch of one of the [`kernels`](Self::kernels).
+    pub(super) fn launch<T>(&self, launch: T) -> MappedLaunch<T> {
+        let map = ExtentMap {
+            extents: self.memory.address(),
+            count: self.count,
+            reserved: 0,
+        };
+        MappedLaunch { launch, map }
+    }
+
+    /// Returns the keep-alive of the memory for a launch that uses it, besides `other`.
+    pub(super) fn named_with(&self, other: Named) -> Named {
+        let memory = Arc::clone(&self.memory);
+        match other {
+            Some(other) => Some(Arc::new((memory, other)) as _),
+            None => Some(memory as _),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Where the rows of a table lie, as a gather is compiled for it: in one range, which costs it nothing, or in several.
+// UNSAFETY: reads extents at an address that the host vouches for.
+#![allow(unsafe_code)]
+
+use crate::extents::{ExtentMap, RowSpan};
+use crate::rows::GatherLaunch;
+
+/// A table's place. Each kernel exists for each of the two.
+pub trait RowMap: Copy {
+    /// What a lane keeps of the part of its row beside the blocks.
+    type Part: Copy;
+    /// True for a table in several ranges.
+    const IS_MAP: bool;
+
+    /// Returns the bytes of row `id` from its byte `done` on that are contiguous.
+    ///
+    /// # Safety
+    /// The extents are valid as [`ExtentMap`] documents.
+    unsafe fn span(&self, rows: &GatherLaunch, at: (i64, u32)) -> Option<RowSpan>;
+
+    /// Returns the part of `bytes` bytes behind the first `done` bytes of a row.
+    fn part(done: u32, bytes: u32) -> Self::Part;
+
+    /// Returns both numbers of a part; `None` where nothing is kept of them.
+    fn numbers(part: Self::Part) -> Option<(u32, u32)>;
+}
+
+/// A table in one range, which begins at the first byte of the launch.
+#[derive(Clone, Copy)]
+pub struct OneRange;
+
+impl RowMap for OneRange {
+    type Part = ();
+    const IS_MAP: bool = false;
+
+    #[inline(always)]
+    unsafe fn span(&self, rows: &GatherLaunch, (id, _): (i64, u32)) -> Option<RowSpan> {
+        let place = rows.place(id)?;
+        let bytes = rows.row_bytes;
+        Some(RowSpan { place, bytes })
+    }
+
+    #[inline(always)]
+    fn part(_: u32, _: u32) {}
+
+    #[inline(always)]
+    fn numbers((): ()) -> Option<(u32, u32)> {
+        None
+    }
+}
+
+impl RowMap for ExtentMap {
+    type Part = (u32, u32);
+    const IS_MAP: bool = true;
+
+    #[inline(always)]
+    unsafe fn span(&self, rows: &GatherLaunch, at: (i64, u32)) -> Option<RowSpan> {
+        // SAFETY: a word of one of the extents, for which the caller vouches.
+        self.part(rows, at, |byte| unsafe {
+            *((self.extents + byte) as usize as *const u64)
+        })
+    }
+
+    #[inline(always)]
+    fn part(done: u32, bytes: u32) -> (u32, u32) {
+        (done, bytes)
+    }
+
+    #[inline(always)]
+    fn numbers(part: (u32, u32)) -> Option<(u32, u32)> {
+        Some(part)
+    }
+}

@@ -1,0 +1,69 @@
+//! Gathers from tables in several ranges: the same kernels, which search a map of the ranges for each row. They are an image
+//! of their own, so that those of tables in one range keep their registers.
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use super::{batched, gather_some, gather_striped, halves};
+use crate::extents::MappedLaunch;
+use crate::rows::{Batched, GatherLaunch, HalvedGather, StripedGather};
+
+entry! {
+    #[cfg(feature = "mapped")]
+    /// Gathers rows.
+    ///
+    /// # Safety
+    /// As `nvme_gather`; the ranges are valid as [`ExtentMap`](crate::extents::ExtentMap) documents.
+    pub unsafe fn nvme_gather_mapped(mapped: MappedLaunch<GatherLaunch>) {
+        let rows = &mapped.launch;
+        // SAFETY: the caller's.
+        unsafe { gather_some(rows, mapped.map, None, None, rows.count) }
+    }
+}
+
+entry! {
+    #[cfg(feature = "mapped")]
+    /// Gathers rows by queues that its blocks own.
+    ///
+    /// # Safety
+    /// As `nvme_gather_batched`; the ranges as for [`nvme_gather_mapped`]. The first bytes of ranges are multiples of 16;
+    /// where a row lies in several, they meet at multiples of a block.
+    pub unsafe fn nvme_gather_batched_mapped(mapped: MappedLaunch<Batched>) {
+        // SAFETY: the caller's.
+        unsafe { batched::gather(&mapped.launch, mapped.map) }
+    }
+}
+
+entry! {
+    #[cfg(feature = "mapped")]
+    /// Begins a gather in halves.
+    ///
+    /// # Safety
+    /// As `nvme_begin_batched`; the ranges as for [`nvme_gather_batched_mapped`].
+    pub unsafe fn nvme_begin_batched_mapped(mapped: MappedLaunch<HalvedGather>) {
+        // SAFETY: the caller's.
+        unsafe { halves::begin(&mapped.launch, mapped.map) }
+    }
+}
+
+entry! {
+    #[cfg(feature = "mapped")]
+    /// Finishes a gather in halves.
+    ///
+    /// # Safety
+    /// As `nvme_finish_batched`; the ranges as for [`nvme_gather_batched_mapped`].
+    pub unsafe fn nvme_finish_batched_mapped(mapped: MappedLaunch<HalvedGather>) {
+        // SAFETY: the caller's.
+        unsafe { halves::finish(&mapped.launch, mapped.map) }
+    }
+}
+
+entry! {
+    #[cfg(feature = "mapped")]
+    /// Gathers rows of several drives.
+    ///
+    /// # Safety
+    /// As `nvme_gather_striped`; the ranges as for [`nvme_gather_mapped`].
+    pub unsafe fn nvme_gather_striped_mapped(mapped: MappedLaunch<StripedGather>) {
+        gather_striped(&mapped.launch, mapped.map);
+    }
+}
