@@ -9,16 +9,12 @@
 //! - [`SubmissionQueue`], [`CompletionQueue`]: `push`, `ring`, `pop`.
 //! - [`QueuePair`]: `submit`, `ring`, `poll`, with a table of the commands in flight.
 //! - [`CollectiveQueue`]: a warp, a block or one thread owns a queue and acts together on it.
-//! - [`BatchQueue`]: the same for one batch at a time; each member waits for one completion. [`BatchRecord`]: hands a
-//!   batch in flight from one launch to another.
+//! - [`BatchQueue`]: the same for one batch at a time; each member waits for one completion.
 //! - [`SharedQueue`]: any thread submits and waits, from divergent code.
-//! - [`handoff`]: the words that describe a queue to a kernel. [`gate`]: admission of kernels to queues that
-//!   the host may reset.
+//! - [`handoff`]: the words that describe a queue to a kernel.
 //! - [`bringup`], [`shutdown`], [`recovery`]: state machines without IO; time is an argument.
 //! - [`transfer`]: splits a range of blocks into commands. [`stripes`]: the layout of a range over several
 //!   drives.
-//! - [`strips`]: a pipeline of matrix slices between groups of threads. [`row_cache`]: the index of a cache
-//!   of rows.
 //! - [`trace`]: binary events of a queue.
 //!
 //! A driver calls them in this order: [`bringup`] of the admin queue and the controller, queues, commands,
@@ -166,13 +162,11 @@ compile_error!(
 );
 
 mod batch_queue;
-mod batch_record;
 pub mod bringup;
 mod collective;
 mod command;
 mod cq;
 mod error;
-pub mod gate;
 pub mod group;
 pub mod handoff;
 mod inflight;
@@ -185,7 +179,6 @@ pub mod queue_state;
 mod quiesced;
 pub mod recovery;
 mod registers;
-pub mod row_cache;
 #[cfg(all(test, not(any(loom, tsan))))]
 mod sequences;
 pub mod sgl;
@@ -193,7 +186,6 @@ mod shared_queue;
 pub mod shutdown;
 mod sq;
 pub mod stripes;
-pub mod strips;
 pub mod sync;
 pub mod trace;
 pub mod transfer;
@@ -201,7 +193,6 @@ pub mod transfer;
 pub use nvme_spec as spec;
 
 pub use batch_queue::{BatchEnds, BatchQueue};
-pub use batch_record::{BatchRecord, BegunBatch};
 pub use collective::{CollectiveQueue, TaggedCompletion};
 pub use command::MemberCommand;
 pub use cq::CompletionQueue;

@@ -7,12 +7,12 @@
 
 use crate::arch;
 use crate::exchange::shuffle64;
+use crate::gate::AdmissionGate;
 use crate::groups::{GpuThread, WholeBlock};
 use crate::launch_end;
 use crate::rows::{BLOCK_WARPS, GatherLaunch, STATION_CELLS, WARP_BYTES, code, worst};
 use crate::station::{self, LOOK_NS, NO_STATION};
 use nvme_core::SharedQueue;
-use nvme_core::gate::AdmissionGate;
 use nvme_core::group::{ExecContext, ThreadGroup};
 
 /// A warp's share of its block's I/O context (station).

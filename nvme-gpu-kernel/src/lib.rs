@@ -1,7 +1,8 @@
 //! What a GPU adds to `nvme-core`: its groups and its clock, and kernels.
 //!
-//! Here belongs what a thread on a GPU needs to use a queue, and kernels that move rows. Kernels that compute are
-//! in `nvme-compute-kernel`; rings, slots and the gate are in `nvme-core`, for host and GPU.
+//! Here belongs what a thread on a GPU needs to use a queue, kernels that move rows, and the words by which launches agree
+//! with the host and with each other. Kernels that compute are in `nvme-compute-kernel`; rings and slots are in
+//! `nvme-core`, for host and GPU.
 //!
 //! - [`QueueArray`]: queues as the host hands them to a kernel of yours; see docs/link-the-core.md.
 //! - `TableRows` (on the GPU only), [`rows`]: rows of a table by ids, read by any thread.
@@ -10,6 +11,9 @@
 //! - `WarpReads` (on the GPU only): rows that a warp reads by its lanes, and uses where they have landed.
 //! - `GpuThread`, `WholeWarp`, `WholeBlock`, `WarpLanes`, `arch` (on the GPU only): where code runs, and who acts
 //!   together.
+//! - [`gate`]: admission of kernels to queues that the host may reset. [`BatchRecord`]: hands a batch in flight from one
+//!   launch to another. [`row_cache`]: the index of a cache of rows. [`strips`]: a pipeline of matrix slices between groups
+//!   of threads.
 //! - [`work`], [`Kernel`], [`PTX`] (the last two on the host only): the kernels of the demo, the benchmark and the tests (feature `kernels`), and
 //!   the words of a launch's parameters and results.
 //! - Feature `device-library`: the shared queue for CUDA C++, see `include/nvme_gpu_device.cuh`.
@@ -80,6 +84,7 @@ pub mod arch;
 mod assignment;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "kernels"))]
 mod bare;
+mod batch_record;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "hash"))]
 mod chunks;
 #[cfg(all(
@@ -101,6 +106,7 @@ pub mod extents;
     allow(dead_code, reason = "an image has some of the kernels")
 )]
 mod gather;
+pub mod gate;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod groups;
 pub mod hash;
@@ -123,6 +129,7 @@ mod queues;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod reads;
 pub mod ring;
+pub mod row_cache;
 pub mod rows;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "scatter"))]
 mod scatter;
@@ -134,12 +141,14 @@ mod shared;
 mod station;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod stream;
+pub mod strips;
 #[cfg(not(target_arch = "nvptx64"))]
 mod table;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod table_rows;
 pub mod work;
 
+pub use batch_record::{BatchRecord, BegunBatch};
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 pub use groups::{GpuThread, WarpLanes, WholeBlock, WholeWarp};
 pub use queues::QueueArray;

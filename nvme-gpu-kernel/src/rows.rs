@@ -40,7 +40,7 @@ pub mod code {
 pub struct GatherLaunch {
     /// Queues, with a result cell for each row of each station.
     pub queues: QueueArray,
-    /// Address of the words of the [`AdmissionGate`](nvme_core::gate::AdmissionGate), in host memory.
+    /// Address of the words of the [`AdmissionGate`](crate::gate::AdmissionGate), in host memory.
     pub gate: u64,
     /// Address of a `u32` for each station: 0 while it is free.
     pub stations: u64,
@@ -102,7 +102,7 @@ const _: () = assert!(offset_of!(GatherLaunch, timeout_ns) == 128);
 pub struct CachedGather {
     /// Parameters of the gather. Its `unit_shift` holds for `data` and `line_bytes`, too.
     pub gather: GatherLaunch,
-    /// Address of the states of the [`RowCache`](nvme_core::row_cache::RowCache), a `u32` for each line.
+    /// Address of the states of the [`RowCache`](crate::row_cache::RowCache), a `u32` for each line.
     pub states: u64,
     /// Address of the ids of its lines, a `u64` each.
     pub ids: u64,
@@ -148,7 +148,7 @@ pub struct HalvedGather {
     /// Parameters of the gather. Only the first launch uses the ids, only the second one output, status and words of its
     /// end.
     pub batched: Batched,
-    /// Address of a [`BatchRecord`](nvme_core::BatchRecord) for each block, [`RECORD_BYTES`] apart. Zero before the first
+    /// Address of a [`BatchRecord`](crate::BatchRecord) for each block, [`RECORD_BYTES`] apart. Zero before the first
     /// launch; nothing else uses them between the two.
     pub records: u64,
     /// Address of an `i64` for each row: the first launch stores the ids there.
@@ -207,7 +207,7 @@ pub struct StripedMember {
     pub queues: QueueArray,
     /// Address of the words of its gate, for as many stations as the launch has.
     pub gate: u64,
-    /// Address of a `u32` for each station: the word of a [`GateReference`](nvme_core::gate::GateReference) of the
+    /// Address of a `u32` for each station: the word of a [`GateReference`](crate::gate::GateReference) of the
     /// station's warps.
     pub stations: u64,
     /// Address of its slot memory: [`STATION_BYTES`] for each station.

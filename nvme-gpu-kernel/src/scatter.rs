@@ -10,12 +10,12 @@
 use crate::arch;
 use crate::copy;
 use crate::exchange::{OfLanes64, exchanged32, exchanged64, of_lane32, of_lane64, shuffle64};
+use crate::gate::AdmissionGate;
 use crate::groups::{GpuThread, WholeBlock};
 use crate::launch::{self, WarpContext, WarpFailures};
 use crate::rows::{BLOCK_WARPS, GatherLaunch, ScatterLaunch, code};
 use crate::station::{self, NO_STATION};
 use nvme_core::SharedQueue;
-use nvme_core::gate::AdmissionGate;
 use nvme_core::group::{ExecContext, ThreadGroup};
 use nvme_core::sync::{Order, Scope, fence};
 

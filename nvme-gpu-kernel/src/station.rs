@@ -11,11 +11,11 @@
 
 use crate::QueueArray;
 use crate::arch;
+#[cfg(feature = "gathers")]
+use crate::gate::GateEpoch;
+use crate::gate::{AdmissionGate, words};
 use crate::groups::{GpuThread, GroupedThread, NarrowLane};
 use crate::rows::{BLOCK_WARPS, GatherLaunch, LaunchSummary, code};
-#[cfg(feature = "gathers")]
-use nvme_core::gate::GateEpoch;
-use nvme_core::gate::{AdmissionGate, words};
 use nvme_core::group::ExecContext;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::sync::{AtomicU32, Order, Scope};

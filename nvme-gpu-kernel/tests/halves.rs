@@ -8,13 +8,13 @@ mod memory;
 
 use memory::{address, wide, words};
 use nvme_core::ControllerIdentity;
-use nvme_core::gate::{AdmissionGate, words as gate_words};
 use nvme_core::handoff::QueueWords;
 use nvme_core::queue_state::{QueueState, words as state_words};
 use nvme_core::spec::Qid;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_gpu_kernel::QueueArray;
 use nvme_gpu_kernel::entries::{nvme_begin_batched, nvme_finish_batched};
+use nvme_gpu_kernel::gate::{AdmissionGate, words as gate_words};
 use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
 use nvme_gpu_kernel::rows::{
     Batched, GatherLaunch, HalvedGather, LaunchProgress, LaunchSummary, RECORD_BYTES,

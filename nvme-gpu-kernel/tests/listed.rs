@@ -3,9 +3,9 @@
 #![allow(unsafe_code)]
 #![cfg(feature = "lanes")]
 
-use nvme_core::gate::words;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_gpu_kernel::entries::nvme_read_listed;
+use nvme_gpu_kernel::gate::words;
 use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
 use nvme_gpu_kernel::rows::{
     BLOCK_THREADS, GatherLaunch, LaunchProgress, LaunchSummary, ListedLaunch, RangeTarget, code,

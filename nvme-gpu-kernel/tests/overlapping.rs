@@ -7,9 +7,9 @@
 mod memory;
 
 use memory::{address, wide, words};
-use nvme_core::gate::{AdmissionGate, words as gate_words};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_gpu_kernel::entries::nvme_gather;
+use nvme_gpu_kernel::gate::{AdmissionGate, words as gate_words};
 use nvme_gpu_kernel::lanes::{HostGrid, LaunchTurn, RunningLaunch};
 use nvme_gpu_kernel::rows::{
     BLOCK_THREADS, GatherLaunch, LaunchProgress, LaunchSummary, code, of_worst,

@@ -9,13 +9,14 @@
 use super::batched::{BatchOrigin, BatchWork, command, load_id, row_of_thread};
 use super::map::{OneRange, RowMap};
 use crate::arch;
+use crate::gate::{AdmissionGate, GateEpoch};
 use crate::groups::{GpuThread, WholeBlock};
 use crate::rows::{HalvedGather, RECORD_BYTES};
 use crate::station::{self, NO_STATION};
-use nvme_core::gate::{AdmissionGate, GateEpoch};
+use crate::{BatchRecord, BegunBatch};
 use nvme_core::group::{ExecContext, ThreadGroup};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_core::{BatchEnds, BatchRecord, BegunBatch, SubmitError};
+use nvme_core::{BatchEnds, SubmitError};
 
 /// Origin of a block's commands, as its leader tells the other threads.
 const OWN: u32 = 0;

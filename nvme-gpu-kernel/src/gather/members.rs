@@ -9,11 +9,11 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
+use crate::gate::{AdmissionGate, GateReference, words};
 use crate::groups::{AnyLanes, GroupedThread};
 use crate::rows::{BLOCK_WARPS, MEMBERS, StripedGather, StripedMember, code};
 use crate::station::{self, NO_STATION};
 use nvme_core::SharedQueue;
-use nvme_core::gate::{AdmissionGate, GateReference, words};
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::stripes::{StripeLayout, StripeLocation};
 use nvme_core::sync::AtomicU32;

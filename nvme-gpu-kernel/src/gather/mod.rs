@@ -47,6 +47,7 @@ use crate::arch;
 use crate::groups::WholeBlock;
 use crate::launch::{self, WarpContext, WarpFailures};
 use crate::launch_end;
+use crate::row_cache::{RowCache, epoch};
 use crate::rows::{
     BLOCK_THREADS, BLOCK_WARPS, CachedGather, GatherLaunch, ListHead, ListedLaunch, RangeSplit,
     RangesLaunch, STATION_CELLS, StripedGather, WARP_BYTES, code, worst,
@@ -55,7 +56,6 @@ use crate::station::{self, NO_STATION};
 use map::{OneRange, RowMap};
 use members::StripeMembers;
 use nvme_core::group::ThreadGroup;
-use nvme_core::row_cache::{RowCache, epoch};
 use nvme_core::stripes::StripeLayout;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use warp::{CacheOf, GatherWarp, RangeSource};

@@ -13,15 +13,15 @@ use super::members::{BlockAccess, StripeMembers};
 use crate::arch;
 use crate::copy;
 use crate::exchange::{exchanged64, of_lane64, shuffle64};
+use crate::gate::AdmissionGate;
 use crate::groups::GpuThread;
 use crate::launch::{self, WarpFailures};
+use crate::row_cache::{PinnedLine, RowCache};
 use crate::rows::{GatherLaunch, RANGES, RangePiece, RangeSplit, RangesLaunch, RowBlocks, code};
 use crate::station::{self, LOOK_NS};
 use core::mem::offset_of;
 use nvme_core::SharedQueue;
-use nvme_core::gate::AdmissionGate;
 use nvme_core::group::ExecContext;
-use nvme_core::row_cache::{PinnedLine, RowCache};
 use nvme_formats::Format;
 
 /// A row of a lane.

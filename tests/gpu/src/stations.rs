@@ -9,8 +9,8 @@ use crate::hazards::current;
 use crate::limits::limit;
 use crate::report::{Outcome, Report};
 use cudarc::driver::sys::{self, CUresult};
-use nvme_core::gate::{AdmissionGate, words as gate_words};
 use nvme_core::sync::AtomicU32;
+use nvme_gpu_kernel::gate::{AdmissionGate, words as gate_words};
 use nvme_gpu_kernel::rows::{GatherLaunch, STATION_CELLS, code};
 use std::time::{Duration, Instant};
 

@@ -2,11 +2,12 @@
 //! completions and data.
 
 use loom::thread;
-use nvme_core::gate::{AdmissionGate, words};
 use nvme_core::group::{LoneThread, ThreadGroup};
 use nvme_core::spec::Status;
 use nvme_core::sync::{AtomicU32, Order, Scope, overwriting, spin};
-use nvme_core::{BatchEnds, BatchQueue, BatchRecord, BegunBatch};
+use nvme_core::{BatchEnds, BatchQueue};
+use nvme_gpu_kernel::gate::{AdmissionGate, words};
+use nvme_gpu_kernel::{BatchRecord, BegunBatch};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, check, command, controller};
 use nvme_tests::team::{Looks, Team};

@@ -1,8 +1,8 @@
 //! The gate under loom: groups that pass and leave, and a host that recovers what they use.
 
 use loom::thread;
-use nvme_core::gate::{AdmissionGate, GateReference, GateRefusal, words};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, spin};
+use nvme_gpu_kernel::gate::{AdmissionGate, GateReference, GateRefusal, words};
 use nvme_tests::model::{Bound, check};
 use std::sync::Arc;
 

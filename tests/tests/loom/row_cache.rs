@@ -3,8 +3,8 @@
 
 use loom::cell::UnsafeCell;
 use loom::thread;
-use nvme_core::row_cache::{RowCache, WAYS, epoch};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+use nvme_gpu_kernel::row_cache::{RowCache, WAYS, epoch};
 use nvme_tests::model::{Bound, check};
 use std::sync::Arc;
 

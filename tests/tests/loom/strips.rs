@@ -2,8 +2,8 @@
 
 use loom::cell::UnsafeCell;
 use loom::thread;
-use nvme_core::strips::{LaunchStrips, StripReady, words};
 use nvme_core::sync::{AtomicU32, Order, Scope, spin};
+use nvme_gpu_kernel::strips::{LaunchStrips, StripReady, words};
 use nvme_tests::model::{Bound, check};
 use std::sync::Arc;
 

@@ -7,10 +7,10 @@
 
 use super::super::driver::Gpu;
 use super::super::registered::RegisteredMemory;
-use nvme_core::gate::{self, AdmissionGate};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_driver::dma::DmaPages;
 use nvme_driver::error::Result;
+use nvme_gpu_kernel::gate::{self, AdmissionGate};
 use nvme_gpu_kernel::rows::{LaunchSummary, of_worst};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64 as WriteCount, Ordering};

@@ -6,8 +6,8 @@ use super::slot::Named;
 use super::state::RowsState;
 use crate::leftovers;
 use crate::memory::DeviceMemory;
-use nvme_core::row_cache::WAYS;
 use nvme_driver::error::{Error, Result};
+use nvme_gpu_kernel::row_cache::WAYS;
 use nvme_gpu_kernel::rows::{CachedGather, GatherLaunch};
 use std::sync::Arc;
 

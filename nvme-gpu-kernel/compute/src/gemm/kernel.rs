@@ -9,9 +9,9 @@ use super::{
 };
 use core::ops::Range;
 use nvme_core::group::{ExecContext, ThreadGroup};
-use nvme_core::strips::{LaunchStrips, StripReady, words};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::rows::{code, worst};
+use nvme_gpu_kernel::strips::{LaunchStrips, StripReady, words};
 use nvme_gpu_kernel::{GpuThread, WholeBlock, arch, entry, leave_block};
 
 entry! {

@@ -3,7 +3,7 @@
 //!
 //! `W` is cut into strips of [`STRIP_ROWS`] rows. Blocks that read fill the stage of a strip in parts of a
 //! few rows, as 16-bit elements; blocks that multiply take tiles of [`TILE_TOKENS`] x [`TILE_ROWS`] elements
-//! of `Y`, strip by strip. [`LaunchStrips`](nvme_core::strips::LaunchStrips) synchronises the two kinds of blocks.
+//! of `Y`, strip by strip. [`LaunchStrips`](nvme_gpu_kernel::strips::LaunchStrips) synchronises the two kinds of blocks.
 //!
 //! The order of launches: `nvme_gemm_clear`, then `nvme_gemm_streamed` or `nvme_gemm`, on one stream.
 
@@ -15,9 +15,9 @@ mod multiply;
 mod read;
 
 use core::num::NonZeroU32;
-use nvme_core::strips::words;
 use nvme_gpu_kernel::ring::RowSplit;
 use nvme_gpu_kernel::rows::{GatherLaunch, WARP_BYTES};
+use nvme_gpu_kernel::strips::words;
 
 /// Tokens of a tile.
 pub const TILE_TOKENS: u32 = 128;

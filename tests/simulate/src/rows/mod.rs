@@ -26,14 +26,14 @@ use drive::Drive;
 use halves::BegunGathers;
 use host::{Host, Writer};
 use launch::{Launch, Work};
-use nvme_core::gate::{AdmissionGate, words};
 use nvme_core::queue_state::{QueueState, words as state_words};
-use nvme_core::row_cache::WAYS;
 use nvme_core::spec::Qid;
 use nvme_core::sync::{AtomicU32, AtomicU64};
 use nvme_core::{CommandSlot, ControllerIdentity, QueuePair, ResultCells, SharedQueue};
 use nvme_gpu_kernel::QueueArray;
+use nvme_gpu_kernel::gate::{AdmissionGate, words};
 use nvme_gpu_kernel::lanes::{Clock, LaunchTurn};
+use nvme_gpu_kernel::row_cache::WAYS;
 use nvme_gpu_kernel::rows::{
     CachedGather, GatherLaunch, STATION_BYTES, STATION_CELLS, code, slot_bytes,
 };

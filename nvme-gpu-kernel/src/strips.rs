@@ -13,7 +13,7 @@
 //! Invariant: while a strip is used nothing writes to its stage, and a used strip was written whole. Loom
 //! checks it with one group that fills and one that uses (`tests/tests/loom/strips.rs`).
 
-use crate::sync::{AtomicU32, Order, Scope};
+use nvme_core::sync::{AtomicU32, Order, Scope};
 
 /// The words of the strips of one launch, in GPU memory, zeroed before.
 #[derive(Clone, Copy, Debug)]

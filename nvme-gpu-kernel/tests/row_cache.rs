@@ -1,7 +1,7 @@
 //! Lines of a cache of rows: what finds a line, and what it leaves behind.
 
-use nvme_core::row_cache::{RowCache, WAYS, epoch};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+use nvme_gpu_kernel::row_cache::{RowCache, WAYS, epoch};
 use std::collections::HashMap;
 
 struct Words(Vec<AtomicU32>, Vec<AtomicU64>, Vec<AtomicU64>);

@@ -23,7 +23,7 @@
 //! The words are in memory that the host and the GPU reach, and that stays mapped for as long as a launch may
 //! name them.
 
-use crate::sync::{AtomicU32, Order, Scope, fence_seq_cst};
+use nvme_core::sync::{AtomicU32, Order, Scope, fence_seq_cst};
 
 /// State word: groups may pass.
 const OPEN: u32 = 0;

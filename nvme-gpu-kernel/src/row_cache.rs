@@ -17,7 +17,7 @@
 //! Invariant: while a line is busy nothing else pins or claims it; it is claimed only while nothing pins it.
 //! So `id` and `epoch` of a pinned line do not change. Loom checks it (`tests/tests/loom/row_cache.rs`).
 
-use crate::sync::{AtomicU32, AtomicU64, Order, Scope};
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 
 /// Number of lines in a set; fewer for loom, whose executions grow with each load.
 pub const WAYS: usize = if cfg!(loom) { 2 } else { 16 };

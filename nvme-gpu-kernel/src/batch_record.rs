@@ -1,7 +1,7 @@
 //! Words by which a launch hands a batch in flight to a later launch: its station, whose queue and slots no other group
 //! uses meanwhile.
 //!
-//! The order of calls. The first launch: [`BatchRecord::open`]; then it submits by a [`BatchQueue`](crate::BatchQueue),
+//! The order of calls. The first launch: [`BatchRecord::open`]; then it submits by a [`BatchQueue`](nvme_core::BatchQueue),
 //! leaves the gate and calls [`publish`](BatchRecord::publish), or [`close`](BatchRecord::close) without a station. The
 //! second one: [`take`](BatchRecord::take); with a batch it passes the gate at the station again and compares the
 //! [`GateEpoch`], before it touches the queue. Whatever comes of it, the station is its own then, to be freed.
@@ -11,7 +11,7 @@
 //! false, and the batch is out of date: whoever takes it ends its commands and reads the rows again.
 
 use crate::gate::GateEpoch;
-use crate::sync::{AtomicU32, Order, Scope};
+use nvme_core::sync::{AtomicU32, Order, Scope};
 
 /// Bit of the state: a first launch has opened the record, and its batch was not taken.
 const OPENED: u32 = 1;
