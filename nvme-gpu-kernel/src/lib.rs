@@ -110,6 +110,8 @@ pub mod gate;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod groups;
 pub mod hash;
+#[cfg(not(target_arch = "nvptx64"))]
+mod image;
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 pub mod lanes;
 #[cfg(all(
@@ -151,6 +153,8 @@ pub mod work;
 pub use batch_record::{BatchRecord, BegunBatch};
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 pub use groups::{GpuThread, WarpLanes, WholeBlock, WholeWarp};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use image::{CODE_MAGIC, CodeEntry, KernelImage};
 pub use queues::QueueArray;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 pub use reads::WarpReads;
@@ -207,3 +211,28 @@ pub const MAPPED_PTX: &str = include_str!("../ptx/nvme_gpu_mapped.ptx");
 /// `nvme_hash_chunks` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const HASH_PTX: &str = include_str!("../ptx/nvme_gpu_hash.ptx");
+
+/// The kernels of [`PTX`], with machine code.
+#[cfg(not(target_arch = "nvptx64"))]
+pub static KERNELS: KernelImage = KernelImage {
+    ptx: PTX,
+    code: include_bytes!("../ptx/nvme_gpu_kernel.code"),
+};
+/// The kernels of [`ROWS_PTX`], with machine code.
+#[cfg(not(target_arch = "nvptx64"))]
+pub static ROWS: KernelImage = KernelImage {
+    ptx: ROWS_PTX,
+    code: include_bytes!("../ptx/nvme_gpu_rows.code"),
+};
+/// The kernel of [`SCATTER_PTX`], with machine code.
+#[cfg(not(target_arch = "nvptx64"))]
+pub static SCATTER: KernelImage = KernelImage {
+    ptx: SCATTER_PTX,
+    code: include_bytes!("../ptx/nvme_gpu_scatter.code"),
+};
+/// The kernel of [`HASH_PTX`], with machine code.
+#[cfg(not(target_arch = "nvptx64"))]
+pub static HASH: KernelImage = KernelImage {
+    ptx: HASH_PTX,
+    code: include_bytes!("../ptx/nvme_gpu_hash.code"),
+};

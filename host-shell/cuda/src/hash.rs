@@ -24,9 +24,9 @@ pub struct ChunkHasher {
 
 impl ChunkHasher {
     /// # Errors
-    /// As [`Module::embedded`].
+    /// As [`Module::of_image`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = Module::embedded(gpu, nvme_gpu_kernel::HASH_PTX.as_bytes())?;
+        let module = Module::of_image(gpu, &nvme_gpu_kernel::HASH)?;
         let function = module.function("nvme_hash_chunks")?;
         Ok(Self { module, function })
     }

@@ -32,7 +32,7 @@ impl QueueKernels {
     /// [`Error::Device`](nvme_driver::Error::Device) with the compiler's messages when the driver refuses the
     /// PTX.
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = Module::embedded(gpu, nvme_gpu_kernel::PTX.as_bytes())?;
+        let module = Module::of_image(gpu, &nvme_gpu_kernel::KERNELS)?;
         let mut functions = [module.function(Kernel::Owner.name())?; Kernel::ALL.len()];
         for kernel in Kernel::ALL {
             functions[kernel as usize] = module.function(kernel.name())?;

@@ -11,6 +11,7 @@ use super::stream::{Stream, handle};
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUresult};
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
+use nvme_gpu_kernel::{CodeEntry, KernelImage};
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
@@ -76,7 +77,7 @@ impl Module {
     pub fn load(gpu: &Arc<Gpu>, image: &[u8]) -> Result<Self> {
         Ok(Self {
             gpu: Arc::clone(gpu),
-            raw: compile(gpu, image, None)?,
+            raw: load_image(gpu, image, None)?,
             unloads: true,
         })
     }
@@ -90,11 +91,42 @@ impl Module {
         Self::embedded_within(gpu, image, None)
     }
 
+    /// As [`embedded`](Self::embedded), from machine code where `image` has some for this GPU that its driver takes, else
+    /// from PTX, which takes seconds.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn of_image(gpu: &Arc<Gpu>, image: &'static KernelImage) -> Result<Self> {
+        let (major, minor) = gpu.capability()?;
+        match image.code_for((10 * major + minor) as u32) {
+            Some(entry) => Self::of_code(gpu, &entry)
+                // A driver that is older than the assembler refuses its format.
+                .or_else(|_| Self::embedded(gpu, image.ptx.as_bytes())),
+            None => Self::embedded(gpu, image.ptx.as_bytes()),
+        }
+    }
+
+    fn of_code(gpu: &Arc<Gpu>, entry: &CodeEntry) -> Result<Self> {
+        Self::once(gpu, entry.compressed, None, || {
+            load_image(gpu, &inflated(entry)?, None)
+        })
+    }
+
     /// Loads with at most `registers` registers per thread; further values are spilled to memory.
     pub(super) fn embedded_within(
         gpu: &Arc<Gpu>,
         image: &'static [u8],
         registers: Option<u32>,
+    ) -> Result<Self> {
+        Self::once(gpu, image, registers, || load_image(gpu, image, registers))
+    }
+
+    /// Returns what `load` loads of `image`, or what it loaded before in this context.
+    fn once(
+        gpu: &Arc<Gpu>,
+        image: &'static [u8],
+        registers: Option<u32>,
+        load: impl FnOnce() -> Result<sys::CUmodule>,
     ) -> Result<Self> {
         let context = gpu.context_identifier()?;
         let key = (gpu.index(), image.as_ptr().addr(), image.len(), registers);
@@ -106,7 +138,7 @@ impl Module {
         let raw = match known {
             Some(raw) => raw,
             None => {
-                let compiled = compile(gpu, image, registers)?;
+                let compiled = load()?;
                 let mut loaded = lock(&LOADED);
                 // Where another thread was faster, its module is used, and this one stays beside it.
                 found(&loaded).unwrap_or_else(|| {
@@ -340,7 +372,7 @@ fn attribute(function: sys::CUfunction, which: Attribute) -> Result<i32> {
     Ok(value)
 }
 
-fn compile(gpu: &Gpu, image: &[u8], registers: Option<u32>) -> Result<sys::CUmodule> {
+fn load_image(gpu: &Gpu, image: &[u8], registers: Option<u32>) -> Result<sys::CUmodule> {
     let _guest = gpu.enter()?;
     // PTX has to end in a zero byte; a cubin knows its own length.
     let mut text = image.to_vec();
@@ -385,6 +417,17 @@ fn compile(gpu: &Gpu, image: &[u8], registers: Option<u32>) -> Result<sys::CUmod
     Ok(module)
 }
 
+/// Returns the machine code of `entry`.
+fn inflated(entry: &CodeEntry) -> Result<Vec<u8>> {
+    let code =
+        miniz_oxide::inflate::decompress_to_vec_zlib_with_limit(entry.compressed, entry.bytes);
+    let code = code.ok().filter(|code| code.len() == entry.bytes);
+    code.ok_or_else(|| {
+        let what = format!("the machine code for sm_{} is damaged", entry.capability);
+        Error::environment(what, "install the program again")
+    })
+}
+
 /// Returns the messages up to the first zero byte, on one line.
 fn one_line(log: &str) -> String {
     let end = log.find('\0').unwrap_or(log.len());
@@ -398,6 +441,36 @@ fn one_line(log: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn machine_code_is_for_the_gpu_that_its_entry_names() {
+        use nvme_gpu_kernel::{HASH, KERNELS, ROWS, SCATTER};
+        for image in [&KERNELS, &ROWS, &SCATTER, &HASH] {
+            for entry in image.entries() {
+                let code = inflated(&entry).unwrap();
+                assert_eq!((&code[..4], code[18]), (&b"\x7fELF"[..], 190));
+                // `e_flags` of version 8 of the format.
+                assert_eq!(u32::from(code[49]), entry.capability);
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_machine_code_is_an_error() {
+        let entry = nvme_gpu_kernel::HASH.code_for(90).unwrap();
+        let cut = CodeEntry {
+            compressed: &entry.compressed[..entry.compressed.len() / 2],
+            ..entry
+        };
+        let longer = CodeEntry {
+            bytes: entry.bytes + 1,
+            ..entry
+        };
+        for damaged in [cut, longer] {
+            let error = inflated(&damaged).unwrap_err().to_string();
+            assert_eq!(error, "the machine code for sm_90 is damaged");
+        }
+    }
 
     #[test]
     fn the_compilers_log_becomes_one_line() {

@@ -5,7 +5,7 @@
 
 use crate::{NgramBoundary, NgramHash};
 use nvme_compute_kernel::ngrams::{NgramHead, NgramLaunch};
-use nvme_compute_kernel::{BLOCK_THREADS, NGRAMS_PTX, kernel};
+use nvme_compute_kernel::{BLOCK_THREADS, NGRAMS, kernel};
 use nvme_host::cuda::{DeviceMemory, Gpu, KernelArgument, KernelFunction, Module};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
@@ -54,9 +54,9 @@ impl GpuNgramHash {
     /// Loads the kernels and uploads multipliers, heads and classes of tokens.
     ///
     /// # Errors
-    /// Those of [`Module::embedded`]; [`Error::Device`] without memory on the GPU.
+    /// Those of [`Module::of_image`]; [`Error::Device`] without memory on the GPU.
     pub fn new(gpu: &Arc<Gpu>, hash: &NgramHash) -> Result<Self> {
-        let module = Module::embedded(gpu, NGRAMS_PTX.as_bytes())?;
+        let module = Module::of_image(gpu, &NGRAMS)?;
         let mut bytes = Vec::new();
         let mut put = |word: u64| bytes.extend_from_slice(&word.to_le_bytes());
         hash.multipliers().iter().for_each(|word| put(*word));

@@ -6,7 +6,7 @@
 use super::index::VectorIndex;
 use super::{SearchAnswers, SearchParameters, VectorMetric};
 use nvme_compute_kernel::search::{CENTROIDS, SearchLaunch};
-use nvme_compute_kernel::{SEARCH_PTX, kernel};
+use nvme_compute_kernel::{SEARCH, kernel};
 use nvme_cuda::{DeviceMemory, Gpu, KernelArgument, KernelFunction, Module, PendingRows, Stream};
 use nvme_driver::{Error, Result};
 use nvme_gpu_kernel::rows::BLOCK_WARPS;
@@ -56,13 +56,13 @@ impl GpuSearch {
     ///
     /// # Errors
     /// [`Error::Usage`] for a store that was opened without a GPU; [`Error::Environment`] without memory on the GPU; those
-    /// of [`Module::embedded`].
+    /// of [`Module::of_image`].
     pub fn new(index: &VectorIndex) -> Result<Self> {
         let gpu = index.store.gpu().ok_or_else(|| {
             Error::usage("the store was opened without a GPU", "open it with one")
         })?;
         let header = index.header();
-        let module = Module::embedded(gpu, SEARCH_PTX.as_bytes())?;
+        let module = Module::of_image(gpu, &SEARCH)?;
         let upload = |bytes: &[u8]| -> Result<ManuallyDrop<DeviceMemory>> {
             let memory = DeviceMemory::new(gpu, bytes.len())?;
             memory.upload(0, bytes)?;

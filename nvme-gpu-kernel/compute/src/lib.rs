@@ -105,6 +105,8 @@ mod tile;
 
 use core::num::NonZeroU32;
 use nvme_formats::StoredFormat;
+#[cfg(not(target_arch = "nvptx64"))]
+use nvme_gpu_kernel::KernelImage;
 use nvme_gpu_kernel::ring::RowSplit;
 use nvme_gpu_kernel::rows::GatherLaunch;
 
@@ -138,6 +140,19 @@ pub const SEARCH_PTX: &str = include_str!("../ptx/search.ptx");
 /// The kernels of [`ngrams`] as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const NGRAMS_PTX: &str = include_str!("../ptx/ngrams.ptx");
+
+/// The kernels of [`NGRAMS_PTX`], with machine code.
+#[cfg(not(target_arch = "nvptx64"))]
+pub static NGRAMS: KernelImage = KernelImage {
+    ptx: NGRAMS_PTX,
+    code: include_bytes!("../ptx/ngrams.code"),
+};
+/// The kernel of [`SEARCH_PTX`], with machine code.
+#[cfg(not(target_arch = "nvptx64"))]
+pub static SEARCH: KernelImage = KernelImage {
+    ptx: SEARCH_PTX,
+    code: include_bytes!("../ptx/search.code"),
+};
 
 /// The kernels of [`experts`] as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]

@@ -7,7 +7,7 @@
 //! thread of a launch as a coroutine; those that only compute are written again here.
 //! Captures forbid what they forbid on a GPU (`captures.rs`).
 //!
-//! The environment variable `FAKE_CUDA`, words with commas between them, makes it another driver or misbehave: `old`, `nogpu`, `two-gpus`, `small` (a GPU of compute capability 7.5), `oom`, `badptx`, `bar` (registers no
+//! The environment variable `FAKE_CUDA`, words with commas between them, makes it another driver or misbehave: `old`, `nogpu`, `two-gpus`, `small` (a GPU of compute capability 7.5), `oom`, `badptx`, `nocode` (knows no machine code), `bar` (registers no
 //! doorbells), `noregister` (registers no memory at all, as with confidential computing), `nohostalloc` (gives no pinned
 //! memory), `register-limit=BYTES` (of one registration), `idle` (kernels do nothing), `hang` (kernels never end), `slow`
 //! (each kernel begins 50 ms later), `torn`
@@ -55,6 +55,8 @@ const OUT_OF_MEMORY: Status = 2;
 const NO_DEVICE: Status = 100;
 const INVALID_CONTEXT: Status = 201;
 const INVALID_PTX: Status = 218;
+const INVALID_IMAGE: Status = 200;
+const NO_BINARY_FOR_GPU: Status = 209;
 const INVALID_HANDLE: Status = 400;
 const ILLEGAL_STATE: Status = 401;
 const NOT_FOUND: Status = 500;

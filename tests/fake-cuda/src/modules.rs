@@ -2,8 +2,8 @@
 //! layout alone; a function is one of the kernels that the stand-in knows by name.
 
 use super::{
-    INVALID_HANDLE, INVALID_PTX, INVALID_VALUE, KERNELS, NOT_FOUND, OUT_OF_MEMORY, SUCCESS, Status,
-    lock, memory,
+    INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, INVALID_VALUE, KERNELS, NO_BINARY_FOR_GPU,
+    NOT_FOUND, OUT_OF_MEMORY, SUCCESS, Status, lock, memory,
 };
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -18,6 +18,10 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     options: *mut c_uint,
     values: *mut *mut c_void,
 ) -> Status {
+    // SAFETY: the caller gives machine code, which begins with the head of an ELF file, or terminated text.
+    if let Some(status) = unsafe { code(image.cast(), module) } {
+        return status;
+    }
     // SAFETY: the caller gives terminated text.
     let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
     if super::fault("badptx") || !text.contains(".version") {
@@ -38,13 +42,51 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     }
     let layout = text.split_once("nvme_gpu_device_layout[4] = {");
     let layout = layout.and_then(|(_, rest)| rest.split_once('}')?.0.parse().ok());
+    // SAFETY: the caller gives a place for one handle.
+    unsafe { *module = loaded(layout) };
+    SUCCESS
+}
+
+fn loaded(layout: Option<u32>) -> *mut c_void {
     let device = super::device_of(super::current_context());
     let new = Box::into_raw(Box::new(Loaded { layout })).cast::<c_void>();
     lock(&LIVE).insert(new.expose_provenance(), device);
     LOADS.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: the caller gives a place for one handle.
-    unsafe { *module = new };
-    SUCCESS
+    new
+}
+
+/// Loads machine code for the GPU of the stand-in, sm_90. Returns None for what is none.
+///
+/// # Safety
+/// `image` has the 64 bytes of an ELF file's head, or ends before with a zero byte; `module` has room for a handle.
+unsafe fn code(image: *const u8, module: *mut *mut c_void) -> Option<Status> {
+    // SAFETY: the caller's; a byte is read only when those before it were the magic number's.
+    let is_elf = (0..4).all(|at| unsafe { image.add(at).read() } == b"\x7fELF"[at]);
+    if !is_elf {
+        return None;
+    }
+    // SAFETY: the caller's, for an ELF file: `e_machine` is at 18, `e_flags` at 48.
+    let (machine, flags) = unsafe {
+        let machine = image.add(18).cast::<u16>().read_unaligned();
+        (machine, image.add(48).cast::<u32>().read_unaligned())
+    };
+    if super::fault("nocode") || super::fault("badptx") {
+        return Some(INVALID_IMAGE);
+    }
+    // The capability that the code is for, in the second byte since version 8 of the format.
+    if (machine, flags >> 8 & 0xff) != (EM_CUDA, 90) {
+        return Some(NO_BINARY_FOR_GPU);
+    }
+    CODE_LOADS.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: the caller's.
+    unsafe { *module = loaded(None) };
+    Some(SUCCESS)
+}
+
+/// How many modules of machine code were loaded. Not of the driver: for tests.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_code_loads() -> c_uint {
+    CODE_LOADS.load(Ordering::Relaxed)
 }
 
 /// How many modules were loaded. Not of the driver: for tests.
@@ -75,6 +117,9 @@ struct Loaded {
 /// The modules that are loaded, with the GPU of each.
 static LIVE: Mutex<BTreeMap<usize, c_int>> = Mutex::new(BTreeMap::new());
 static LOADS: AtomicU32 = AtomicU32::new(0);
+static CODE_LOADS: AtomicU32 = AtomicU32::new(0);
+/// `e_machine` of a file for NVIDIA's GPUs.
+const EM_CUDA: u16 = 190;
 
 /// The modules that functions were got from last: a function's handle is its name's address.
 static MODULE_OF: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());

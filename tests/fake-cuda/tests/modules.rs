@@ -6,13 +6,23 @@ mod stand_in;
 
 use nvme_host::cuda::{Gpu, LaunchSize, Module, QueueKernels, Stream};
 use stand_in::{in_process, is_over_the_stand_in};
+use std::ffi::CStr;
 
 /// How many modules the stand-in has loaded.
 fn loads() -> u32 {
+    count(c"fake_cuda_loads")
+}
+
+/// How many of them were machine code.
+fn code_loads() -> u32 {
+    count(c"fake_cuda_code_loads")
+}
+
+fn count(name: &CStr) -> u32 {
     // SAFETY: a library that is loaded already, and a function of that type in it.
     unsafe {
         let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
-        let function = libc::dlsym(library, c"fake_cuda_loads".as_ptr());
+        let function = libc::dlsym(library, name.as_ptr());
         assert!(!function.is_null());
         std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> u32>(function)()
     }
@@ -77,4 +87,26 @@ fn the_limit_of_shared_memory_does_not_fall_for_who_raised_it() {
     // SAFETY: kernels do nothing.
     unsafe { module.launch_blocks(stream.handle(), wide, grid, &0u64) }.unwrap();
     stream.finish().unwrap();
+}
+
+#[test]
+fn machine_code_is_loaded_where_there_is_some_and_ptx_where_the_driver_refuses_it() {
+    if !is_over_the_stand_in() {
+        return in_process(
+            "machine_code_is_loaded_where_there_is_some_and_ptx_where_the_driver_refuses_it",
+        );
+    }
+    let gpu = Gpu::open(0).unwrap();
+    for _ in 0..2 {
+        let module = Module::of_image(&gpu, &nvme_gpu_kernel::ROWS).unwrap();
+        module.function("nvme_gather").unwrap();
+        assert_eq!((loads(), code_loads()), (1, 1));
+    }
+    // SAFETY: no other thread of this process reads the environment.
+    unsafe { std::env::set_var("FAKE_CUDA", "nocode") };
+    for _ in 0..2 {
+        let module = Module::of_image(&gpu, &nvme_gpu_kernel::SCATTER).unwrap();
+        module.function("nvme_scatter").unwrap();
+        assert_eq!((loads(), code_loads()), (2, 1));
+    }
 }

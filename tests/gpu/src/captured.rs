@@ -111,7 +111,7 @@ fn stream(bench: &Bench, _: &Drive) -> Outcome<()> {
 }
 
 fn module(bench: &Bench, _: &Drive) -> Outcome<()> {
-    let module = Module::embedded(&bench.gpu, nvme_gpu_kernel::PTX.as_bytes());
+    let module = Module::of_image(&bench.gpu, &nvme_gpu_kernel::KERNELS);
     module.map(drop).map_err(text)
 }
 

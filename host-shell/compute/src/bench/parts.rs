@@ -6,7 +6,7 @@ use super::{CHUNK, LIMIT, MIRROR, ROW};
 use crate::{StoredMatrix, random_weights};
 use nvme_compute_kernel::BLOCK_THREADS;
 use nvme_formats::StoredFormat;
-use nvme_gpu_kernel::ROWS_PTX;
+use nvme_gpu_kernel::ROWS;
 use nvme_gpu_kernel::rows::GatherLaunch;
 use nvme_host::cuda::{Gpu, KernelFunction, Module, RegisteredMemory, Stream, StreamEvent};
 use nvme_host::{DmaPages, Error, Result, Store};
@@ -100,7 +100,7 @@ impl CopyLimit {
     ) -> Result<Self> {
         let mirror = Arc::new(DmaPages::new(matrix.bytes().clamp(ROW, MIRROR) as usize)?);
         lay_out(store, matrix, (stored, seed), &mirror)?;
-        let module = Module::embedded(gpu, ROWS_PTX.as_bytes())?;
+        let module = Module::of_image(gpu, &ROWS)?;
         Ok(Self {
             copy: module.function("nvme_copy_rows")?,
             module,

@@ -6,7 +6,7 @@ use super::super::driver::Gpu;
 use super::super::module::{KernelFunction, LaunchSize, Module};
 use nvme_driver::error::Result;
 use nvme_gpu_kernel::rows::BLOCK_THREADS;
-use nvme_gpu_kernel::{ROWS_PTX, SCATTER_PTX};
+use nvme_gpu_kernel::{ROWS, SCATTER};
 use std::sync::Arc;
 
 /// Blocks of `nvme_widen_rows` that a multiprocessor runs at a time.
@@ -36,10 +36,10 @@ pub(super) struct RowKernels {
 
 impl RowKernels {
     /// # Errors
-    /// As [`Module::embedded`].
+    /// As [`Module::of_image`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let gathers = Module::embedded(gpu, ROWS_PTX.as_bytes())?;
-        let scatters = Module::embedded(gpu, SCATTER_PTX.as_bytes())?;
+        let gathers = Module::of_image(gpu, &ROWS)?;
+        let scatters = Module::of_image(gpu, &SCATTER)?;
         Ok(Self {
             gather: gathers.function("nvme_gather")?,
             gather_batched: gathers.function("nvme_gather_batched")?,

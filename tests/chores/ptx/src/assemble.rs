@@ -1,7 +1,7 @@
 //! NVIDIA's assembler over a PTX file: does it take it, and what does each function cost.
 
 use chores::process::{Failure, shown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What one function needs on one GPU.
@@ -24,10 +24,7 @@ pub fn assemble(ptxas: &Path, gpu: &str, ptx: &Path, library: bool) -> Result<Ve
     if library {
         command.arg("--compile-only");
     }
-    command
-        .arg(ptx)
-        .arg("-o")
-        .arg(ptx.with_extension(format!("{gpu}.cubin")));
+    command.arg(ptx).arg("-o").arg(assembled(ptx, gpu));
     println!("$ {}", shown(&command));
     let report = command.stdin(Stdio::null()).output();
     let report = report.map_err(|error| Failure::new(format!("{}: {error}", ptxas.display())))?;
@@ -40,6 +37,11 @@ pub fn assemble(ptxas: &Path, gpu: &str, ptx: &Path, library: bool) -> Result<Ve
         return Err(Failure::new(format!("ptxas -arch={gpu}: {line}")));
     }
     Ok(costs(&text))
+}
+
+/// Where the machine code of `ptx` for `gpu` is written.
+pub fn assembled(ptx: &Path, gpu: &str) -> PathBuf {
+    ptx.with_extension(format!("{gpu}.cubin"))
 }
 
 /// The costs in a report of `ptxas -v`.

@@ -56,6 +56,8 @@ pub struct Image {
     pub with_maps: &'static [&'static str],
     /// Where it is committed, if it is.
     pub committed: Option<&'static str>,
+    /// Where its machine code is committed, if it is.
+    pub code: Option<&'static str>,
 }
 
 impl Image {

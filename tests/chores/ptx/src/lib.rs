@@ -8,6 +8,7 @@
 
 mod assemble;
 mod build;
+mod code;
 mod committed;
 mod compiler;
 mod fences;
@@ -19,6 +20,7 @@ mod text;
 use build::{Image, Target};
 use chores::process::{Failure, root};
 use chores::tools;
+use code::CodeList;
 use committed::Verdict;
 use compiler::Compiler;
 use pins::OnGpu;
@@ -39,6 +41,7 @@ const PLAIN: Image = Image {
     threads: &[],
     with_maps: &[],
     committed: None,
+    code: None,
 };
 /// The kernels that the host embeds.
 const KERNELS: Image = Image {
@@ -46,6 +49,7 @@ const KERNELS: Image = Image {
     package: "nvme-gpu-kernel",
     features: "kernels",
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_kernel.ptx"),
+    code: Some("nvme-gpu-kernel/ptx/nvme_gpu_kernel.code"),
     ..PLAIN
 };
 /// The kernels that gather rows, which the host embeds beside the others.
@@ -54,6 +58,7 @@ const ROWS: Image = Image {
     package: "nvme-gpu-kernel",
     features: "rows",
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_rows.ptx"),
+    code: Some("nvme-gpu-kernel/ptx/nvme_gpu_rows.code"),
     ..PLAIN
 };
 /// The kernels that gather rows of tables in several ranges.
@@ -70,6 +75,7 @@ const SCATTER: Image = Image {
     package: "nvme-gpu-kernel",
     features: "scatter",
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_scatter.ptx"),
+    code: Some("nvme-gpu-kernel/ptx/nvme_gpu_scatter.code"),
     ..PLAIN
 };
 /// The kernel that hashes chunks of memory.
@@ -78,6 +84,7 @@ const HASH: Image = Image {
     package: "nvme-gpu-kernel",
     features: "hash",
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_hash.ptx"),
+    code: Some("nvme-gpu-kernel/ptx/nvme_gpu_hash.code"),
     ..PLAIN
 };
 /// The kernels that compute with weights.
@@ -117,6 +124,7 @@ const SEARCH: Image = Image {
     name: "search",
     features: "search",
     committed: Some("nvme-gpu-kernel/compute/ptx/search.ptx"),
+    code: Some("nvme-gpu-kernel/compute/ptx/search.code"),
     ..PLAIN
 };
 /// The kernels that hash n-grams of tokens.
@@ -124,6 +132,7 @@ const NGRAMS: Image = Image {
     name: "ngrams",
     features: "ngrams",
     committed: Some("nvme-gpu-kernel/compute/ptx/ngrams.ptx"),
+    code: Some("nvme-gpu-kernel/compute/ptx/ngrams.code"),
     ..PLAIN
 };
 /// The kernels that choose, cache and compute experts.
@@ -352,6 +361,7 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
 
     let documented = section(&document, "kernels")?;
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
+    let mut codes = CodeList::of(&ptxas)?;
     let mut images = Vec::new();
     for image in &IMAGES {
         images.push((image, image.build(&compiler)?));
@@ -359,12 +369,19 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     check_fences(&images, refresh, accept_fences)?;
     for (image, ptx) in images {
         let assembled = checked(image, &ptx, &ptxas, &mut faults)?;
+        with_code(image, &ptx, &ptxas, refresh, &mut codes)?;
         same &= with_committed(image, &compiler, &ptx, refresh, &mut faults)? == Verdict::Same;
         table.add(&ptx, &assembled);
         if !refresh {
             faults.extend(pins::growth(&assembled, documented));
         }
         kernels += &ptx;
+    }
+    let list = root().join(code::LIST);
+    if refresh {
+        write(&list, &codes.text())?;
+    } else if same {
+        faults.extend(codes.stale(&CodeList::read(&read(&list)?)));
     }
     let table = table.text();
     if refresh {
@@ -441,6 +458,40 @@ fn with_committed(
         Verdict::OtherCompiler => println!("refresh PTX: {name} comes from another compiler"),
     }
     Ok(verdict)
+}
+
+/// Lists the machine code that the image was assembled to; with `refresh`, writes it for every GPU.
+fn with_code(
+    image: &Image,
+    ptx: &str,
+    ptxas: &Path,
+    refresh: bool,
+    list: &mut CodeList,
+) -> Result<(), Failure> {
+    let Some(name) = image.code else {
+        return Ok(());
+    };
+    list.add_ptx(image, ptx);
+    let mut codes = Vec::new();
+    for gpu in code::CODE_FOR {
+        if !image.target.gpus().contains(&gpu) {
+            if !refresh {
+                continue;
+            }
+            assemble::assemble(ptxas, gpu, &image.built(), image.library)?;
+        }
+        let path = assemble::assembled(&image.built(), gpu);
+        let code = std::fs::read(&path)
+            .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+        list.add(image, gpu, &code);
+        codes.push((gpu, code));
+    }
+    if refresh {
+        let path = root().join(name);
+        std::fs::write(&path, code::file(&codes))
+            .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+    }
+    Ok(())
 }
 
 fn device_sources() -> Result<Vec<String>, Failure> {

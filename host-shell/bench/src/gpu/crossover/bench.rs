@@ -19,7 +19,7 @@ use nvme_cuda::{GatherOptions, GpuRows, RowRequest, RowTable, TableCache};
 use nvme_cuda::{KernelFunction, Module};
 use nvme_driver::controller::Controller;
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::ROWS_PTX;
+use nvme_gpu_kernel::ROWS;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, CheckLaunch, GatherLaunch};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -131,7 +131,7 @@ impl<'c> CrossoverBench<'c> {
             lines: lines as u32,
             threads,
         };
-        let module = Module::embedded(gpu, ROWS_PTX.as_bytes())?;
+        let module = Module::of_image(gpu, &ROWS)?;
         Ok(Self {
             cache: rows.cache(&table, lines * (row + 16))?,
             cpu: CpuSide::new(gpu, controller, info, shape, out)?,

@@ -165,7 +165,7 @@ impl ChaseBench<'_> {
 
     fn memory(&self, walks: ChaseShape) -> Result<ChaseMemory> {
         let bytes = (walks.rows() * u64::from(self.table.row_bytes)) as usize;
-        let module = Module::embedded(self.gpu, nvme_gpu_kernel::ROWS_PTX.as_bytes())?;
+        let module = Module::of_image(self.gpu, &nvme_gpu_kernel::ROWS)?;
         let words = |count: u64| DeviceMemory::new(self.gpu, count as usize * 8);
         Ok(ChaseMemory {
             follow: module.function("nvme_follow_rows")?,

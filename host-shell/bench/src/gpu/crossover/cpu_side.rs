@@ -17,7 +17,7 @@ use nvme_cuda::{KernelFunction, Module};
 use nvme_cuda::{Stream, StreamEvent};
 use nvme_driver::controller::Controller;
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::ROWS_PTX;
+use nvme_gpu_kernel::ROWS;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, GatherLaunch};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -139,7 +139,7 @@ impl CpuSide {
         };
         let worker = queue(0)?;
         let others = (1..shape.threads).map_while(|number| queue(number).ok());
-        let module = Module::embedded(gpu, ROWS_PTX.as_bytes())?;
+        let module = Module::of_image(gpu, &ROWS)?;
         Ok(Self {
             team: HelperThreads::start(&shared, others.collect())?,
             worker,

@@ -29,7 +29,7 @@ use nvme_driver::device::Device;
 use nvme_driver::dma::DmaBuffer;
 use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::ROWS_PTX;
+use nvme_gpu_kernel::ROWS;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, CheckLaunch, GatherLaunch};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -180,7 +180,7 @@ pub fn gather(
     check_room(&controllers, (job.nsid, &job.cases))?;
     let mirror_pages = Arc::new(DmaPages::new(job.cases.table_bytes as usize)?);
     fill(&mirror_pages, job.cases.seed);
-    let module = Module::embedded(&gpu, ROWS_PTX.as_bytes())?;
+    let module = Module::of_image(&gpu, &ROWS)?;
     let rows = controllers.iter().zip(&accesses);
     let rows = rows.map(|((controller, info), access)| {
         let options = job.options.within(controller, 2 + cores() as u32);
