@@ -100,13 +100,13 @@ mod entry;
 ))]
 mod exchange;
 pub mod extents;
+pub mod gate;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "gathers"))]
 #[cfg_attr(
     not(all(feature = "rows", feature = "mapped")),
-    allow(dead_code, reason = "an image has some of the kernels")
+    allow(dead_code, unused_imports, reason = "an image has some of the kernels")
 )]
 mod gather;
-pub mod gate;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod groups;
 pub mod hash;
@@ -223,6 +223,12 @@ pub static KERNELS: KernelImage = KernelImage {
 pub static ROWS: KernelImage = KernelImage {
     ptx: ROWS_PTX,
     code: include_bytes!("../ptx/nvme_gpu_rows.code"),
+};
+/// The kernels of [`MAPPED_PTX`], with machine code.
+#[cfg(not(target_arch = "nvptx64"))]
+pub static MAPPED: KernelImage = KernelImage {
+    ptx: MAPPED_PTX,
+    code: include_bytes!("../ptx/nvme_gpu_mapped.code"),
 };
 /// The kernel of [`SCATTER_PTX`], with machine code.
 #[cfg(not(target_arch = "nvptx64"))]

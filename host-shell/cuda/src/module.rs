@@ -444,8 +444,8 @@ mod tests {
 
     #[test]
     fn machine_code_is_for_the_gpu_that_its_entry_names() {
-        use nvme_gpu_kernel::{HASH, KERNELS, ROWS, SCATTER};
-        for image in [&KERNELS, &ROWS, &SCATTER, &HASH] {
+        use nvme_gpu_kernel::{HASH, KERNELS, MAPPED, ROWS, SCATTER};
+        for image in [&KERNELS, &ROWS, &MAPPED, &SCATTER, &HASH] {
             for entry in image.entries() {
                 let code = inflated(&entry).unwrap();
                 assert_eq!((&code[..4], code[18]), (&b"\x7fELF"[..], 190));

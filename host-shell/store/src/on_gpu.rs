@@ -422,7 +422,7 @@ impl Table {
 
     pub(super) fn of_namespace(&self) -> RowTable {
         RowTable {
-            first_byte: self.map().map_or_else(|| self.offset(), TableMap::bits),
+            first_byte: self.map().map_or_else(|| self.offset(), |map| map.bits()),
             rows: self.rows(),
             row_bytes: u32::try_from(self.row_bytes()).unwrap_or(u32::MAX),
         }

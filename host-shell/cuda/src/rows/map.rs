@@ -5,7 +5,7 @@ use super::super::memory::DeviceMemory;
 use super::super::module::{KernelFunction, Module};
 use super::slot::Named;
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::MAPPED_PTX;
+use nvme_gpu_kernel::MAPPED;
 use nvme_gpu_kernel::extents::{ExtentMap, MappedLaunch, TableExtent};
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub(super) struct MappedKernels {
 
 impl MappedKernels {
     fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = Module::embedded(gpu, MAPPED_PTX.as_bytes())?;
+        let module = Module::of_image(gpu, &MAPPED)?;
         Ok(Self {
             gather: module.function("nvme_gather_mapped")?,
             gather_batched: module.function("nvme_gather_batched_mapped")?,
@@ -49,7 +49,7 @@ impl TableMap {
     /// Copies `extents`, at least one, of a table with rows of `row_bytes` bytes to the memory of `gpu`.
     ///
     /// # Errors
-    /// As [`DeviceMemory::new`] and [`Module::embedded`]; [`Error::Usage`] for 2^31 ranges and more.
+    /// As [`DeviceMemory::new`] and [`Module::of_image`]; [`Error::Usage`] for 2^31 ranges and more.
     pub fn new(gpu: &Arc<Gpu>, extents: &[TableExtent], row_bytes: u64) -> Result<Self> {
         let count = u32::try_from(extents.len()).ok();
         let Some(count) = count.filter(|count| *count < 1 << 31) else {

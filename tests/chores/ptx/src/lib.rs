@@ -67,6 +67,7 @@ const MAPPED: Image = Image {
     package: "nvme-gpu-kernel",
     features: "mapped",
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_mapped.ptx"),
+    code: Some("nvme-gpu-kernel/ptx/nvme_gpu_mapped.code"),
     ..PLAIN
 };
 /// The kernel that writes rows: beside it the gathers would need more registers.
