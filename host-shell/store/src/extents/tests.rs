@@ -1,4 +1,8 @@
 //! Tables in several ranges, against the bytes of the store.
+#![allow(
+    clippy::single_range_in_vec_init,
+    reason = "tables of one range are meant"
+)]
 
 use crate::testing::{TestFile, every_kind, of_file, of_sim, options, pattern};
 use crate::{DuplicateIds, FileIo, RowElement, RowIds, Store, TableRanges};
@@ -161,7 +165,7 @@ fn a_row_fails_with_the_read_of_one_of_its_parts() {
 fn tables_lie_in_several_files() {
     let files: Vec<TestFile> = [5000, 70_000, 12_345]
         .into_iter()
-        .map(|bytes| TestFile::new(bytes))
+        .map(TestFile::new)
         .collect();
     let open = || {
         let members = files
