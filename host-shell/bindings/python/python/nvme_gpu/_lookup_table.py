@@ -131,7 +131,8 @@ def _number(name: str, before: str, after: str) -> int | None:
 
 def _catalogs(source: Any, options: dict[str, Any]) -> tuple[list[Catalog], Store | Volume | None]:
     """The catalogs of the files, and what was opened for them."""
-    sources = [source] if isinstance(source, (str, os.PathLike, Store, Catalog, DriveFile)) else list(source)
+    is_one = isinstance(source, (str, os.PathLike, Store, Catalog, DriveFile))
+    sources: list[Any] = [source] if is_one else list(source)
     if not sources:
         raise Usage("no files are named", "name one or more")
     if not all(isinstance(one, (str, os.PathLike)) for one in sources):
