@@ -163,8 +163,6 @@ impl ControllerSession {
         result.map_err(|error| {
             let cause = format!("{cause}; the controller reset failed: {error}");
             admin.failed = Some(cause.clone());
-            // Handles look before they submit: where a queue was not created again, nothing would answer.
-            self.facts.alarm.raise();
             Error::Gone { cause }
         })
     }
