@@ -207,8 +207,10 @@ fn order_key(tree: &Path, weak: &str) -> String {
     let (place, order) = weak.split_once('=').unwrap_or((weak, ""));
     let (file, line) = place.split_once(':').unwrap_or((place, "1"));
     let line = line.parse::<usize>().unwrap_or(1).saturating_sub(1);
-    let source =
-        found(&tree.join("nvme-core/src"), file).or_else(|| found(&tree.join("tests"), file));
+    let folders = ["nvme-core/src", "nvme-gpu-kernel/src", "tests"];
+    let source = folders
+        .iter()
+        .find_map(|folder| found(&tree.join(folder), file));
     let source = source.and_then(|path| std::fs::read_to_string(path).ok());
     let source = source.unwrap_or_default();
     let lines: Vec<&str> = source.lines().collect();
