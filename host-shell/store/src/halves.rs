@@ -3,14 +3,9 @@
 // UNSAFETY: requests hold addresses of GPU memory, for which the caller vouches.
 #![allow(unsafe_code)]
 
-use super::extents::TableRanges;
-use super::space::StoreSpace;
-use super::table::Table;
-use nvme_cuda::{
-    BegunPoint, BegunRows, GatherIds, GatherTarget, PendingRows, RowRequest, TableCache,
-};
+use super::table::{LaterTable, Table};
+use nvme_cuda::{BegunPoint, BegunRows, GatherIds, GatherTarget, PendingRows, RowRequest};
 use nvme_driver::error::{Error, Result};
-use std::sync::{Arc, Weak};
 
 /// A gather whose second half is to come. Dropped before that, it frees what it holds, and the program is not kept
 /// waiting.
@@ -25,46 +20,11 @@ enum BegunBy {
     Queues(BegunRows),
     /// By the second half, as those of any gather.
     Later {
-        rows: LaterRows,
+        rows: LaterTable,
         ids: GatherIds,
         point: BegunPoint,
         is_finished: bool,
     },
-}
-
-/// A table that does not keep its store open.
-struct LaterRows {
-    space: Weak<StoreSpace>,
-    /// Offset, rows and bytes of a row.
-    shape: (u64, u64, u64),
-    cache: Option<Arc<TableCache>>,
-    ranges: Option<TableRanges>,
-}
-
-impl LaterRows {
-    fn of(table: &Table) -> Self {
-        Self {
-            space: Arc::downgrade(&table.space),
-            shape: (table.offset(), table.rows(), table.row_bytes()),
-            cache: table.cache.clone(),
-            ranges: table.ranges.clone(),
-        }
-    }
-
-    /// # Errors
-    /// [`Error::Gone`] once the store was closed.
-    fn table(&self) -> Result<Table> {
-        let space = self.space.upgrade().ok_or_else(|| Error::Gone {
-            cause: "the store was closed".to_owned(),
-        })?;
-        let (offset, rows, row_bytes) = self.shape;
-        let mut table = match &self.ranges {
-            Some(ranges) => Table::of_ranges(space, ranges),
-            None => Table::new(space, offset, rows, row_bytes)?,
-        };
-        table.cache.clone_from(&self.cache);
-        Ok(table)
-    }
 }
 
 impl Table {
@@ -96,7 +56,7 @@ impl Table {
         point.record()?;
         Ok(BegunGather {
             by: BegunBy::Later {
-                rows: LaterRows::of(self),
+                rows: LaterTable::of(self),
                 ids: *ids,
                 point,
                 is_finished: false,

@@ -5,12 +5,11 @@
 #![allow(unsafe_code)]
 
 use super::element::RowElement;
-use super::extents::TableRanges;
 use super::member::StoreMember;
 use super::options::DataPath;
 use super::space::StoreSpace;
-use super::status::{self, RowStatus};
-use super::table::{RowIds, Table};
+use super::status;
+use super::table::{LaterTable, RowIds, Table};
 use nvme_cuda::{
     GatherOptions, GpuRows, HostRows, KernelFunction, LaunchSize, Module, MoveRows, PendingRows,
     RowDirection, RowRequest, RowTable, StripedRows, TableMap,
@@ -434,25 +433,14 @@ impl Table {
     }
 
     /// Wraps `run` into the callback of a host thread that moves rows of this table. The callback holds the
-    /// store weakly: once the store is gone, it fails the rows with [`RowStatus::Gone`].
+    /// store weakly: once the store is gone, it fails the rows with [`RowStatus::Gone`](status::RowStatus::Gone).
     fn by_host(
         &self,
         run: impl Fn(&Self, RowIds<'_>, &mut [u8], &mut [i32]) -> Result<()> + Send + Sync + 'static,
     ) -> MoveRows {
-        let space = Arc::downgrade(&self.space);
-        let (offset, rows, row_bytes) = (self.offset(), self.rows(), self.row_bytes());
-        let ranges = self.ranges.as_ref().map(TableRanges::of_host);
+        let later = LaterTable::of_host(self);
         Box::new(move |ids, data, status| {
-            let Some(space) = space.upgrade() else {
-                data.fill(0);
-                status.fill(RowStatus::Gone.code());
-                return;
-            };
-            let table = match &ranges {
-                Some(ranges) => Ok(Self::of_ranges(space, ranges)),
-                None => Self::new(space, offset, rows, row_bytes),
-            };
-            let ran = table.and_then(|table| {
+            let ran = later.table().and_then(|table| {
                 let ran = run(&table, RowIds::I64(ids), data, status);
                 // The last owner of a store ends it, with calls into the driver, which this thread may not make.
                 if let Some(space) = Arc::into_inner(table.space) {

@@ -12,6 +12,8 @@ use super::transfer::within;
 use nvme_driver::error::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
+#[cfg(feature = "cuda")]
+use std::sync::Weak;
 
 /// Reads of neighbouring rows are joined up to this length.
 const JOINED_BYTES: u64 = LARGE_BYTES as u64;
@@ -190,6 +192,56 @@ impl std::fmt::Debug for Table {
             .field("rows", &self.rows)
             .field("row_bytes", &self.row_bytes)
             .finish()
+    }
+}
+
+/// A table that does not keep its store open, for work that runs later.
+#[cfg(feature = "cuda")]
+pub(super) struct LaterTable {
+    space: Weak<StoreSpace>,
+    ranges: Option<TableRanges>,
+    offset: u64,
+    rows: u64,
+    row_bytes: u64,
+    cache: Option<Arc<nvme_cuda::TableCache>>,
+}
+
+#[cfg(feature = "cuda")]
+impl LaterTable {
+    pub fn of(table: &Table) -> Self {
+        Self {
+            space: Arc::downgrade(&table.space),
+            ranges: table.ranges.clone(),
+            offset: table.offset,
+            rows: table.rows,
+            row_bytes: table.row_bytes,
+            cache: table.cache.clone(),
+        }
+    }
+
+    /// As [`of`](Self::of), without memory of a GPU, for threads that call no driver.
+    pub fn of_host(table: &Table) -> Self {
+        Self {
+            ranges: table.ranges.as_ref().map(TableRanges::of_host),
+            cache: None,
+            ..Self::of(table)
+        }
+    }
+
+    /// # Errors
+    /// [`Error::Gone`] once the store was closed.
+    pub fn table(&self) -> Result<Table> {
+        let space = self.space.upgrade().ok_or_else(|| Error::Gone {
+            cause: "the store was closed".to_owned(),
+        })?;
+        Ok(Table {
+            space,
+            ranges: self.ranges.clone(),
+            offset: self.offset,
+            rows: self.rows,
+            row_bytes: self.row_bytes,
+            cache: self.cache.clone(),
+        })
     }
 }
 

@@ -120,7 +120,7 @@ pub(super) fn row_of_thread(batched: &Batched, first: u64) -> (u64, bool) {
 /// The work of a block. Fields are the same for all threads, except for `failed`, which is a warp's.
 pub(super) struct BatchWork<'r, 'q, M: RowMap> {
     pub rows: &'r GatherLaunch,
-    /// Where the table lies.
+    /// The place of the table.
     pub map: M,
     pub block: WholeBlock,
     pub gate: AdmissionGate<'r>,

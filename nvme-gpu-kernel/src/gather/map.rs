@@ -7,7 +7,7 @@ use crate::rows::GatherLaunch;
 
 /// A table's place. Each kernel exists for each of the two.
 pub trait RowMap: Copy {
-    /// What a lane keeps of the part of its row beside the blocks.
+    /// Bytes of a row before its part, and of the part, where a lane keeps them.
     type Part: Copy;
     /// True for a table in several ranges.
     const IS_MAP: bool;

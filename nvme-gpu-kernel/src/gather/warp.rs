@@ -71,7 +71,7 @@ pub struct GatherWarp<'r, 'q, M: RowMap> {
     pub cache: Option<CacheOf<'r>>,
     /// Ranges instead of a table: the rows are their pieces.
     pub ranges: Option<(RangeSplit, RangeSource)>,
-    /// Where the table lies.
+    /// The place of the table.
     pub map: M,
     /// Number of requested rows.
     pub count: u64,

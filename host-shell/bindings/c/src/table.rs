@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, call, null, put, value};
+use crate::memory::CallMemory;
 use crate::opened::{OpenTable, StoreHandle, TABLES, TableHandle, opened};
 use crate::pending::{PendingHandle, RowsReport};
 use crate::request::{RowUse, TableRequest, widening};
@@ -60,13 +61,14 @@ pub unsafe extern "C" fn nvme_gpu_table_open_ranges(
         if ranges.is_null() && count != 0 {
             return Err(null("ranges"));
         }
-        let given: &[RangeOfStore] = match count {
-            0 => &[],
-            // SAFETY: as the header says.
-            _ => unsafe { std::slice::from_raw_parts(ranges, count) },
+        // SAFETY: as the header says.
+        unsafe { CallMemory::elements(ranges, count as u64, size_of::<RangeOfStore>(), "ranges") }?;
+        let of_range = |index| {
+            // SAFETY: below `count`. Programs may pack their structures.
+            let one = unsafe { ranges.add(index).read_unaligned() };
+            one.offset..one.offset.saturating_add(one.bytes)
         };
-        let of_range = |one: &RangeOfStore| one.offset..one.offset.saturating_add(one.bytes);
-        let ranges: Vec<Range<u64>> = given.iter().map(of_range).collect();
+        let ranges: Vec<Range<u64>> = (0..count).map(of_range).collect();
         let handle = open(store, |store| {
             store.table_of(&store.ranges(&ranges, row_bytes)?)
         })?;

@@ -15,7 +15,7 @@ use super::kernels::RowKernels;
 use super::pending::PendingRows;
 use super::records::RecordMemory;
 use super::request::{RowDirection, RowRequest, RowTable};
-use super::slot::{LaunchSlot, Named};
+use super::slot::LaunchSlot;
 use super::state::RowsState;
 use super::{GpuRows, TableMap, closed};
 use nvme_core::spec::nvm;
@@ -294,11 +294,7 @@ impl GatherHalves {
         is_dropped: u32,
         stream: u64,
     ) -> Result<Arc<LaunchSlot>> {
-        let record: Named = Some(Arc::clone(&self.record) as _);
-        let named = match &self.map {
-            Some(map) => map.named_with(record),
-            None => record,
-        };
+        let named = TableMap::named(self.map.as_deref(), Some(Arc::clone(&self.record) as _));
         slot.put(launch, (&self.kernels, named), stream, |gather| {
             let halved = self.halved_of(gather, is_dropped);
             // SAFETY: the caller's.

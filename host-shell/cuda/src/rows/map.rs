@@ -103,9 +103,12 @@ impl TableMap {
         MappedLaunch { launch, map }
     }
 
-    /// Returns the keep-alive of the memory for a launch that uses it, besides `other`.
-    pub(super) fn named_with(&self, other: Named) -> Named {
-        let memory = Arc::clone(&self.memory);
+    /// Returns the keep-alive of a launch that uses `map`, if it uses one, besides `other`.
+    pub(super) fn named(map: Option<&Self>, other: Named) -> Named {
+        let Some(map) = map else {
+            return other;
+        };
+        let memory = Arc::clone(&map.memory);
         match other {
             Some(other) => Some(Arc::new((memory, other)) as _),
             None => Some(memory as _),

@@ -292,11 +292,7 @@ impl GpuRows {
             failed_as: wide.failed_as(),
             ..launch
         };
-        let named = ways.cache.and_then(TableCache::named);
-        let named = match ways.map {
-            Some(map) => map.named_with(named),
-            None => named,
-        };
+        let named = TableMap::named(ways.map, ways.cache.and_then(TableCache::named));
         // SAFETY: the caller's; each way puts all stored rows where they belong.
         unsafe {
             self.widened(&wide, stream, |slot| {

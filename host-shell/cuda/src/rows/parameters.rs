@@ -8,6 +8,7 @@ use std::time::Duration;
 const FEW: u64 = 4;
 /// Bytes that a warp reads at a time, where rows are long.
 const FEW_BYTES: u64 = 16 << 10;
+
 /// Parameters of a launch that are common to one drive and to striped drives.
 pub(super) struct LaunchParameters {
     /// Bytes of the slot of a row.

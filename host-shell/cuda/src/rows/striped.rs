@@ -8,10 +8,9 @@
 use super::super::memory::DeviceMemory;
 use super::parameters::LaunchParameters;
 use super::pending::of_member;
-use super::slot::Named;
 use super::state::{RowsState, StationMemory};
 use super::wide::WideRows;
-use super::{GatherOptions, GpuRows, PendingRows, RowRequest, RowTable, closed};
+use super::{GatherOptions, GpuRows, PendingRows, RowRequest, RowTable, TableMap, closed};
 use nvme_core::spec::nvm;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::rows::{
@@ -145,11 +144,7 @@ impl StripedRows {
         // SAFETY: the caller's; the launch puts all stored rows where they belong.
         let pending = unsafe {
             first.widened(&wide, stream, |slot| {
-                let named: Named = Some(Arc::clone(words) as _);
-                let named = match map {
-                    Some(map) => map.named_with(named),
-                    None => named,
-                };
+                let named = TableMap::named(map, Some(Arc::clone(words) as _));
                 first.start(launch, (slot, named), stream, |kernels, gather, blocks| {
                     let striped = StripedGather {
                         gather,

@@ -103,7 +103,7 @@ impl DynamicShared {
     }
 }
 
-/// What a lane passes to `ldmatrix`, and what it gets.
+/// The address that a lane passes to `ldmatrix`, and the registers that it gets.
 struct LaneMatrices {
     row: u64,
     halves: [u32; 4],
@@ -139,7 +139,7 @@ pub mod mma {
     /// The sums of a lane: its four numbers of each product of 16 x 8.
     type LaneSums = [[[f32; 4]; 8]; 4];
 
-    /// What a lane has of four matrices of 16 x 16 halves and of two of 16 x 8, in PTX's layout.
+    /// The parts that a lane has of four matrices of 16 x 16 halves and of two of 16 x 8, in PTX's layout.
     struct LaneFragments<'s> {
         sums: &'s mut LaneSums,
         column: usize,
