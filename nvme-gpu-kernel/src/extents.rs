@@ -211,14 +211,4 @@ mod tests {
         }
         assert_eq!(part_among(&extents, &launch, (3 << 32, 0)), None);
     }
-
-    #[test]
-    fn a_table_in_one_range_needs_no_extents() {
-        let launch = GatherLaunch {
-            first_byte: 77,
-            ..rows()
-        };
-        let part = ExtentMap::default().part(&launch, (5, 0), |_| 0).unwrap();
-        assert_eq!((part.place.byte, part.bytes), (577, 100));
-    }
 }

@@ -455,6 +455,20 @@ typedef struct nvme_gpu_io {
 } nvme_gpu_io;
 
 /*
+ A range of bytes of a store.
+ */
+typedef struct nvme_gpu_range {
+  /*
+   First byte in the store.
+   */
+  uint64_t offset;
+  /*
+   Length in bytes.
+   */
+  uint64_t bytes;
+} nvme_gpu_range;
+
+/*
  Rows by ids for nvme_gpu_gather(), nvme_gpu_scatter(), nvme_gpu_scatter_add() and their forms with _async. Set `size`,
  the fields that the function uses, and all others to 0: `nvme_gpu_row_request request = { .size = sizeof request,
  .ids = ... }`. A field that the function does not use is NVME_GPU_ERROR_USAGE.
@@ -519,20 +533,6 @@ typedef struct nvme_gpu_row_request {
    */
   uint32_t reserved;
 } nvme_gpu_row_request;
-
-/*
- A range of bytes of a store.
- */
-typedef struct nvme_gpu_range {
-  /*
-   First byte in the store.
-   */
-  uint64_t offset;
-  /*
-   Length in bytes.
-   */
-  uint64_t bytes;
-} nvme_gpu_range;
 
 /*
  Outcome of rows. Set `size` to sizeof(nvme_gpu_report) before the call.
