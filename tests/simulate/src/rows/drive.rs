@@ -78,10 +78,12 @@ impl<'a> Drive<'a> {
 
     /// Doorbells arrive, and the controller does what is due.
     pub fn work(&mut self, crawls: bool) {
-        let is_due = self.next_event.is_some_and(|next| next <= self.now_ns);
-        self.has_worked = is_due || self.bells.is_rung();
+        let is_rung = self.bells.is_rung();
         self.bells.deliver(self.sim.doorbells(), crawls, |_, _| ());
-        self.next_event = self.sim.step(self.now_ns).next_event_ns;
+        let step = self.sim.step(self.now_ns);
+        // What is due may wait for a place in a full completion queue: that is no work, and time passes.
+        self.has_worked = is_rung || step.commands > 0;
+        self.next_event = step.next_event_ns;
         self.sim.take_fired();
     }
 
