@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from . import _buffers, _native
 from ._errors import NvmeGpuError, Usage, in_short
+from ._gathers import same_gpu
 from ._held import OneProcess
 from ._native import View
-from ._store import Table, _device, _flag, _same_gpu, _whole
+from ._store import Table, _device, _flag, _whole
 
 _MOST = (1 << 63) - 1
 _MOST_ASKED = 1 << 16
@@ -414,5 +415,5 @@ def _is_on_gpu(device: Any, table: Table) -> bool:
     is_gpu, number = _device("cpu" if device is None else device)
     if is_gpu:
         gpu = table.store.gpu
-        _same_gpu(gpu, (_buffers.CUDA, number if number is not None else gpu or 0), "the batch")
+        same_gpu(gpu, (_buffers.CUDA, number if number is not None else gpu or 0), "the batch")
     return is_gpu

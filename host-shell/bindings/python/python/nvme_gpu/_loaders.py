@@ -11,8 +11,9 @@ from typing import Any, Literal
 from . import _buffers, _dtypes, _native
 from ._catalog import Catalog, Entry
 from ._errors import Usage
+from ._gathers import same_gpu
 from ._held import Held, OneProcess
-from ._store import Store, _device, _same_gpu, _whole
+from ._store import Store, _device, _whole
 
 Layers = Sequence[str] | Mapping[str, Sequence[str]] | None
 
@@ -385,5 +386,5 @@ def _on_gpu(device: Any, store: Store) -> bool | None:
         return None
     is_gpu, number = _device(device)
     if number is not None:
-        _same_gpu(store.gpu, (_buffers.CUDA, number), "device")
+        same_gpu(store.gpu, (_buffers.CUDA, number), "device")
     return is_gpu

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import _buffers
+from . import _gathers
 from ._errors import Usage
 from ._held import OneProcess
-from ._native import Array
 
 if TYPE_CHECKING:
-    from ._store import Check, Table
+    from ._gathers import Check
+    from ._store import Table
 
 
 class Prefetch(OneProcess):
@@ -18,14 +18,14 @@ class Prefetch(OneProcess):
     has the GPU to itself while the drive works. Dropped before that, it gives back what it holds, and nothing waits.
     """
 
-    __slots__ = ("_begun", "_ids", "_is_finished", "_shape", "_stream", "_table", "__weakref__")
+    __slots__ = ("_begun", "_ids", "_is_finished", "_resolved", "_stream", "_table", "__weakref__")
 
-    def __init__(self, table: Table, ids: Any, shape: tuple[int, ...], begun: Any, stream: int) -> None:
+    def __init__(self, table: Table, ids: Any, resolved: _gathers.ResolvedIds, begun: Any) -> None:
         self._table = table
         self._ids = ids
-        self._shape = shape
+        self._resolved = resolved
         self._begun = begun
-        self._stream = stream
+        self._stream = resolved.stream
         self._is_finished = False
 
     def result(
@@ -45,39 +45,24 @@ class Prefetch(OneProcess):
         """
         if self._is_finished:
             raise Usage("the rows were finished before", "call prefetch again for each result")
+        _gathers.known_check(check)
         if self._begun is None:
             rows = self._table.gather(self._ids, out, None, stream, check, status)
         else:
-            rows = self._table._finish(self, out, stream, check, status)
+            rows = _gathers.finish(self, out, stream, check, status)
         self._is_finished = True
         return rows
 
     def __repr__(self) -> str:
         state = "finished" if self._is_finished else "begun"
-        return f"<nvme_gpu.Prefetch of {self._shape} rows, {state}>"
+        return f"<nvme_gpu.Prefetch of {self._resolved.shape} rows, {state}>"
 
 
 def of_ids(table: Table, ids: Any, stream: Any) -> Prefetch:
     """Begins a gather. Ids in memory of the host are gathered by ``result``."""
-    if _buffers.is_tensor(ids):
-        if not ids.is_cuda:
-            return Prefetch(table, ids, tuple(ids.shape), None, 0)
-        return table._begin_tensor(ids, stream)
-    view, shape, owner = table._ids(ids, stream)
-    if view.device[0] in _buffers.CPU:
-        return Prefetch(table, ids, shape, None, 0)
-    number = _buffers.stream_of(stream)
-    return table._begin(view, shape, owner, number)
-
-
-def count_of(shape: tuple[int, ...]) -> int:
-    """Number of elements of a shape."""
-    count = 1
-    for one in shape:
-        count *= one
-    return count
-
-
-def new_array(table: Table, shape: tuple[int, ...]) -> Array:
-    """Memory of the GPU for rows of ``shape``."""
-    return Array((*shape, *table._row), table._dtype, table._size, table._store._native)
+    wanted = _gathers.ResolvedIds.of(table, ids, stream)
+    if not wanted.is_of_gpu:
+        return Prefetch(table, ids, wanted, None)
+    held = (wanted.owner, wanted.view)
+    begun = table._native.begin_on_gpu(wanted.address, wanted.is_wide, wanted.count, wanted.stream, held)
+    return Prefetch(table, ids, wanted, begun)

@@ -7,9 +7,10 @@ from typing import Any, Callable, Literal, NamedTuple
 
 from . import _buffers, _dtypes, _native
 from ._errors import Timeout, Usage
+from ._gathers import Check, known_check, same_gpu
 from ._held import Launching
 from ._native import Array, View
-from ._store import Check, Store, _known, _same_gpu, _whole
+from ._store import Store, _whole
 
 Metric = Literal["euclidean", "cosine", "inner_product"]
 
@@ -129,7 +130,7 @@ class SearchIndex(Launching):
         Raises :class:`Usage` for queries that do not fit, or that are not finite; :class:`Status`, :class:`Timeout` or
         :class:`Gone` for a query whose reads failed, with its number as ``row``.
         """
-        _known(check)
+        known_check(check)
         given = (
             _whole("k", k, 1, _MOST_RESULTS),
             _whole("candidates", candidates, 1, _MOST_LIST),
@@ -159,7 +160,7 @@ class SearchIndex(Launching):
     def _on_gpu(
         self, queries: Any, view: View, count: int, shapes: Any, given: tuple[int, int, int], stream: Any, check: Any
     ) -> Nearest:
-        _same_gpu(self._store._native.gpu_index, view.device, "queries")
+        same_gpu(self._store._native.gpu_index, view.device, "queries")
         if not _buffers.is_tensor(queries):
             raise Usage("queries on a GPU that are no tensor of torch", "use torch, or memory of the host")
         torch: Any = _buffers.torch()

@@ -11,15 +11,15 @@ import sys
 import weakref
 from typing import Any, Literal, NoReturn, Protocol
 
-from . import _buffers, _dtypes, _native, _prefetch
+from . import _buffers, _dtypes, _gathers, _native, _prefetch
 from ._errors import Timeout, Usage, in_short
+from ._gathers import Check
 from ._held import Held, OneProcess
 from ._native import Array, View
 from ._prefetch import Prefetch
 
 _LOG = logging.getLogger("nvme_gpu")
 _OPEN: weakref.WeakSet[Store] = weakref.WeakSet()
-Check = Literal["now", "later"]
 
 
 class _Operation(Protocol):
@@ -64,11 +64,6 @@ def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool) and (kind.__module__, kind.__name__) not in (("numpy", "bool"), ("numpy", "bool_")):
         raise TypeError(f"{name} is of the type {kind.__name__}: pass True or False")
     return bool(value)
-
-
-def _known(check: Any) -> None:
-    if check not in (None, "now", "later"):
-        raise Usage(f"check is {check!r}", "use 'now' or 'later'")
 
 
 class Pending(OneProcess):
@@ -370,10 +365,10 @@ class Store(Held):
         if view.device[0] in _buffers.CPU:
             native = self._native
             return Pending(native.read(view, at) if is_read else native.write(view, at, durable), buf)
-        _same_gpu(self._native.gpu_index, view.device, "buf")
+        _gathers.same_gpu(self._native.gpu_index, view.device, "buf")
         if durable:
             raise Usage("a durable write from memory of a GPU", "write, wait for the result, and flush")
-        _after_current(self._native, buf, number)
+        _gathers.after_current(self._native, buf, number)
         if is_read and self._gds and self._native.read_by_cufile(at, view.nbytes, view.address, number):
             return Pending(_ENDED, buf)
         held = (view, buf)
@@ -528,15 +523,10 @@ class Table(OneProcess):
         Raises :class:`Usage`, :class:`Status`, :class:`Timeout` or :class:`Gone`, with ``row`` and ``id``. With
         ``out`` the other rows are right then.
         """
-        _known(check)
+        _gathers.known_check(check)
         if dtype is not None and out is None and (wide := self._widened(dtype)) is not None:
             return wide.gather(ids, None, None, stream, check, status)
-        if _buffers.is_tensor(ids):
-            return self._gather_tensor(ids, out, dtype, stream, check, status)
-        view, shape, owner = self._ids(ids, stream)
-        if view.device[0] in _buffers.CPU:
-            return self._gather_on_cpu(view, shape, out, dtype, check, status)
-        return self._gather_on_gpu(view, shape, owner, out, dtype, stream, check, status)
+        return _gathers.gather(self, ids, out, dtype, stream, check, status)
 
     def prefetch(self, ids: Any, stream: Any = None) -> Prefetch:
         """Begins ``table[ids]``: submits the reads of the rows, and returns at once. :meth:`Prefetch.result` gives the rows.
@@ -689,18 +679,6 @@ class Table(OneProcess):
                 raise MemoryError(str(error)) from error
         return Array(shape, self._dtype, self._size)
 
-    def _gather_on_cpu(
-        self, ids: View, shape: tuple[int, ...], out: Any, dtype: Any, check: Check | None, status: Any
-    ) -> Any:
-        if out is None:
-            out = self._new(shape)
-        places = self._place(out, "out", shape, True)
-        operation = self._native.gather(ids, self._wide(ids), places, self._status(status))
-        self._ended_on_cpu(operation, check)
-        if isinstance(out, Array):
-            out.is_filled_by(operation, 0, status is not None)
-        return out if dtype is None else _converted(out, dtype)
-
     def _ended_on_cpu(self, operation: _native.Operation, check: Check | None) -> None:
         operation.wait()
         if check == "later":
@@ -712,7 +690,7 @@ class Table(OneProcess):
     def _change(
         self, ids: Any, rows: Any, status: Any, stream: Any, check: Check | None, unique: bool, add: bool
     ) -> None:
-        _known(check)
+        _gathers.known_check(check)
         if _buffers.is_tensor(ids):
             view, shape = _buffers.of_tensor(ids.contiguous(), "ids"), tuple(ids.shape)
         else:
@@ -740,116 +718,6 @@ class Table(OneProcess):
 
     # ---- the GPU
 
-    def _gather_on_gpu(
-        self,
-        ids: View,
-        shape: tuple[int, ...],
-        owner: Any,
-        out: Any,
-        dtype: Any,
-        stream: Any,
-        check: Check | None,
-        status: Any,
-    ) -> Any:
-        number = _buffers.stream_of(stream)
-        _same_gpu(self._store._native.gpu_index, ids.device, "ids")
-        # A caller who passes `out` and gets the error from this call may read the rows that did not fail.
-        is_judged = status is not None or (out is not None and check == "now")
-        if out is None:
-            out = Array((*shape, *self._row), self._dtype, self._size, self._store._native)
-            address, place = out.address, None
-        else:
-            place = self._place(out, "out", shape, True, number)
-            _same_gpu(self._store._native.gpu_index, place.device, "out")
-            address = place.address
-        places = self._status(status, number)
-        if places is not None:
-            _same_gpu(self._store._native.gpu_index, places.device, "status")
-        count = 1
-        for one in shape:
-            count *= one
-        self._status_fits(places, count)
-        wide, where = self._wide(ids), places.address if places is not None else 0
-        held = (ids, owner, out, place, places)
-        operation = self._native.gather_on_gpu(ids.address, wide, count, address, where, number, held)
-        if isinstance(out, Array):
-            out.is_filled_by(operation, number, is_judged)
-        self._checked(operation, check)
-        if dtype is not None and _dtypes.name_of(dtype) != self._dtype:
-            raise Usage("dtype= needs a library that converts", "gather with tensors of torch, or convert the result")
-        return out
-
-    def _begin(self, ids: View, shape: tuple[int, ...], owner: Any, stream: int) -> Prefetch:
-        """Begins a gather of ids that lie in memory of the GPU."""
-        _same_gpu(self._store._native.gpu_index, ids.device, "ids")
-        count = _prefetch.count_of(shape)
-        begun = self._native.begin_on_gpu(ids.address, self._wide(ids), count, stream, (ids, owner))
-        return Prefetch(self, ids, shape, begun, stream)
-
-    def _begin_tensor(self, ids: Any, stream: Any) -> Prefetch:
-        """The same for ids in a tensor of torch."""
-        torch = _buffers.torch()
-        assert torch is not None
-        if ids.dtype is not torch.int64 and ids.dtype is not torch.int32:
-            remedy = "use mask.nonzero()" if ids.dtype is torch.bool else "convert them: ids.long()"
-            raise Usage(f"ids are {ids.dtype}: they must be int32 or int64", remedy)
-        gpu = ids.device.index
-        _same_gpu(self._store._native.gpu_index, (_buffers.CUDA, gpu), "ids")
-        ids = ids.contiguous()
-        current = torch._C._cuda_getCurrentRawStream(gpu)
-        number = current
-        if stream is not None and (number := _buffers.stream_of(stream)) != current:
-            self._store._native.order(current, number)
-        wide = ids.dtype is torch.int64
-        begun = self._native.begin_on_gpu(ids.data_ptr(), wide, ids.numel(), number, ids)
-        return Prefetch(self, ids, tuple(ids.shape), begun, number)
-
-    def _finish(self, begun: Prefetch, out: Any, stream: Any, check: Check | None, status: Any) -> Any:
-        """Puts the second half of ``begun`` into a stream."""
-        _known(check)
-        number = begun._stream if stream is None else _buffers.stream_of(stream)
-        shape, gpu = begun._shape, self._store._native.gpu_index
-        is_judged = status is not None or (out is not None and check == "now")
-        if out is None and _buffers.is_tensor(begun._ids):
-            torch = _buffers.torch()
-            assert torch is not None
-            out = torch.empty((*shape, *self._row), dtype=getattr(torch, self._dtype), device=begun._ids.device)
-        _after_current(self._store._native, out, number)
-        place, address = None, 0
-        if out is None:
-            out = _prefetch.new_array(self, shape)
-            address = out.address
-        else:
-            place = self._place(out, "out", shape, True, number)
-            _same_gpu(gpu, place.device, "out")
-            address = place.address
-        places = self._status(status, number)
-        if places is not None:
-            _same_gpu(gpu, places.device, "status")
-        self._status_fits(places, _prefetch.count_of(shape))
-        where = places.address if places is not None else 0
-        operation = begun._begun.finish(address, where, number, (out, place, places))
-        if isinstance(out, Array):
-            out.is_filled_by(operation, number, is_judged)
-        self._checked(operation, check)
-        return out
-
-    @staticmethod
-    def _status_fits(places: View | None, count: int) -> None:
-        if places is not None and places.nbytes != 4 * count:
-            raise Usage(f"status has {places.nbytes // 4} places for {count} ids", "use an int32 for each id")
-
-    @staticmethod
-    def _checked(operation: _native.GpuOperation, check: Check | None) -> None:
-        if check == "now" and not operation.is_captured:
-            if not operation.wait():
-                raise Timeout(
-                    f"rows on the GPU have not come or gone {_within(None)}",
-                    "wait for what the stream does before, then call check(): they go on, and their buffers are kept",
-                    "unfinished",
-                )
-            operation.check()
-
     def _change_on_gpu(
         self,
         ids: View,
@@ -869,75 +737,16 @@ class Table(OneProcess):
         places = self._status(status, number)
         for one, what in ((ids, "ids"), (source, "rows"), (places, "status")):
             if one is not None:
-                _same_gpu(self._store._native.gpu_index, one.device, what)
-        count = 1
-        for length in shape:
-            count *= length
-        self._status_fits(places, count)
-        _after_current(self._store._native, owner, number)
+                _gathers.same_gpu(self._store._native.gpu_index, one.device, what)
+        count = _gathers.count_of(shape)
+        _gathers.status_fits(places, count)
+        _gathers.after_current(self._store._native, owner, number)
         where = places.address if places is not None else 0
         held = (ids, owner, source, rows, places)
         operation = self._native.change_on_gpu(
             ids.address, self._wide(ids), count, source.address, where, number, held, self._dtype if add else None
         )
-        self._checked(operation, check)
-
-    # ---- tensors of torch
-
-    def _gather_tensor(self, ids: Any, out: Any, dtype: Any, stream: Any, check: Check | None, status: Any) -> Any:
-        torch = _buffers.torch()
-        assert torch is not None
-        if self._torch is None:
-            kind = getattr(torch, self._dtype, None)
-            if kind is None:
-                raise Usage(f"this torch has no {self._dtype}", "use another dtype for the table")
-            self._torch = kind
-        kind = ids.dtype
-        if kind is not torch.int64 and kind is not torch.int32:
-            remedy = "use mask.nonzero()" if kind is torch.bool else "convert them: ids.long()"
-            raise Usage(f"ids are {kind}: they must be int32 or int64", remedy)
-        if not ids.is_contiguous():
-            ids = ids.contiguous()
-        if out is None:
-            out = torch.empty((*ids.shape, *self._row), dtype=self._torch, device=ids.device)
-        elif not _buffers.is_tensor(out):
-            raise Usage("ids are a tensor, out is none", "use a tensor for both")
-        else:
-            self._fits(_buffers.of_tensor(out, "out"), "out", tuple(ids.shape))
-            if out.device != ids.device:
-                raise Usage(f"out is on {out.device}, ids are on {ids.device}", "use one device for both")
-        if ids.is_cuda:
-            self._gather_cuda(torch, ids, out, stream, check, status)
-        else:
-            views = _buffers.of_tensor(ids, "ids"), _buffers.of_tensor(out, "out")
-            operation = self._native.gather(views[0], kind is torch.int64, views[1], self._status(status))
-            self._ended_on_cpu(operation, check)
-        return out if dtype is None else out.to(getattr(torch, _dtypes.name_of(dtype)))
-
-    def _gather_cuda(self, torch: Any, ids: Any, out: Any, stream: Any, check: Check | None, status: Any) -> None:
-        gpu = ids.device.index
-        if gpu != self._store._native.gpu_index:
-            _same_gpu(self._store._native.gpu_index, (_buffers.CUDA, gpu), "ids")
-        current = torch._C._cuda_getCurrentRawStream(gpu)
-        held = None
-        number = current
-        if stream is not None:
-            number = _buffers.stream_of(stream)
-            if number != current:
-                # Another stream than the one in whose order torch gives out memory.
-                self._store._native.order(current, number)
-                held = (ids, out, status)
-        count, where = ids.numel(), 0
-        if status is not None:
-            places = self._status(status, number)
-            assert places is not None
-            _same_gpu(self._store._native.gpu_index, places.device, "status")
-            self._status_fits(places, count)
-            where = places.address
-        operation = self._native.gather_on_gpu(
-            ids.data_ptr(), ids.dtype is torch.int64, count, out.data_ptr(), where, number, held
-        )
-        self._checked(operation, check)
+        _gathers.checked(operation, check)
 
 
 def _rows_alone(index: Any) -> Any:
@@ -964,19 +773,6 @@ def _device(device: Any) -> tuple[bool, int | None]:
     return True, int(number) if number else None
 
 
-def _same_gpu(gpu: int | None, device: tuple[int, int], what: str) -> None:
-    if gpu is None:
-        raise Usage(
-            f"{what} lies in memory of a GPU, and the store was opened without a GPU",
-            "open it with gpu=0, or use memory of the host",
-        )
-    if device[0] in _buffers.CPU:
-        raise Usage(f"{what} lies in memory of the host, the ids on GPU {gpu}", "use memory of the GPU for both")
-    # Managed memory is of all GPUs.
-    if device[0] == _buffers.CUDA and device[1] != gpu:
-        raise Usage(f"{what} lies on GPU {device[1]}, the store uses GPU {gpu}", f"use GPU {gpu} for both")
-
-
 def _is_of_gpu(value: Any) -> bool:
     """Whether a stream matters for this buffer."""
     if _buffers.is_tensor(value):
@@ -988,29 +784,11 @@ def _is_of_gpu(value: Any) -> bool:
     return hasattr(value, "__dlpack_device__") and _buffers.dlpack_kind(value, "buf") in _buffers.GPU
 
 
-def _after_current(store: _native.Store, value: Any, stream: int) -> None:
-    """``stream`` waits for torch's current one, in whose order torch gives out memory."""
-    torch = _buffers.torch()
-    if torch is not None and _buffers.is_tensor(value) and value.is_cuda:
-        current = torch._C._cuda_getCurrentRawStream(value.device.index)
-        if current != stream:
-            store.order(current, stream)
-
-
 def _host_bytes(value: Array) -> Any:
     """The bytes of an array of the host, to read into; they keep the array."""
     memory = (ctypes.c_char * value.nbytes).from_address(value.address)
     memory._array = value  # type: ignore[attr-defined]
     return memory
-
-
-def _converted(value: Any, dtype: Any) -> Any:
-    name = _dtypes.name_of(dtype)
-    if isinstance(value, Array):
-        if name == value.dtype:
-            return value
-        raise Usage("dtype= needs a library that converts", "install numpy, or convert the result")
-    return value.astype(name, copy=False)
 
 
 def _close_all() -> None:

@@ -8,8 +8,9 @@ from typing import Any, Callable
 
 from .. import _buffers, _dtypes, _native
 from .._errors import Usage
+from .._gathers import Check, known_check, same_gpu
 from .._native import Array, View
-from .._store import Check, _flag, _known, _same_gpu, _whole
+from .._store import _flag, _whole
 
 __all__ = [
     "Check",
@@ -35,7 +36,7 @@ __all__ = [
     "whole",
 ]
 
-flag, whole, same_gpu, known = _flag, _whole, _same_gpu, _known
+flag, whole, known = _flag, _whole, known_check
 
 FORMATS: dict[str, tuple[int, int, int]] = {
     "float32": (0, 1, 4),
