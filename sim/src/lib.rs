@@ -53,7 +53,7 @@ pub use device::faults::FiredFault;
 #[cfg(feature = "std")]
 pub use medium::file::FileStore;
 pub use medium::latency::LatencyProfile;
-pub use medium::store::{BlockStore, MemoryStore, NullStore, StoreError};
+pub use medium::store::{BlockStore, GeneratedStore, MemoryStore, NullStore, StoreError};
 pub use memory::{
     Dma, DmaFault, DmaGuard, DmaMemory, DmaRegion, MemorySpan, PeerAccess, PeerCopy, VecMemory,
 };

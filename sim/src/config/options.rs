@@ -1,4 +1,4 @@
-//! The text form of a device: `PATH?option=value&...`, `mem?size=1GiB`, `null`. The tables of
+//! The text form of a device: `PATH?option=value&...`, `mem?size=1GiB`, `null`, `generated`. The tables of
 //! options and faults are in `table` and `faults`; image files are opened last, after everything
 //! else was checked.
 
@@ -9,7 +9,7 @@ mod table;
 mod values;
 
 use crate::config::settings::{Config, ConfigError, NamespaceConfig};
-use crate::medium::store::{MemoryStore, NullStore};
+use crate::medium::store::{GeneratedStore, MemoryStore, NullStore};
 pub use draft::ImageAccess;
 use draft::{ConfigDraft, bad};
 pub use faults::{CONDITIONS, ConditionRow, FAULTS, FaultRow, parse_fault};
@@ -22,11 +22,11 @@ use std::string::String;
 use std::vec::Vec;
 pub use table::{OPTIONS, OptionRow, help, markdown};
 
-/// Sizes of `mem` and `null` without the option `size`.
+/// Sizes of `mem`, and of `null` and `generated`, without the option `size`.
 const DEFAULT_MEMORY: u64 = 64 << 20;
 const DEFAULT_NULL: u64 = 1 << 40;
 
-/// Makes a controller's configuration from `text`: `PATH`, `mem` or `null`, then options after a
+/// Makes a controller's configuration from `text`: `PATH`, `mem`, `null` or `generated`, then options after a
 /// question mark, separated by `&`. Sizes and times have the grammar of [`nvme_units`].
 ///
 /// The options are those of [`OPTIONS`]. Each may be given once, except `fault`; see
@@ -59,6 +59,13 @@ pub fn parse_for(text: &str, access: ImageAccess) -> Result<Config, ConfigError>
             |bytes| Ok(Box::new(NullStore::new(bytes)) as _),
             DEFAULT_NULL,
         )?,
+        StoreLocation::Generated => {
+            draft.ro = true;
+            draft.each(
+                |bytes| Ok(Box::new(GeneratedStore::new(bytes)) as _),
+                DEFAULT_NULL,
+            )?
+        }
         StoreLocation::Memory => draft.each(
             |bytes| match MemoryStore::new(bytes) {
                 Some(store) => Ok(Box::new(store) as _),
@@ -92,7 +99,7 @@ pub fn parse_for(text: &str, access: ImageAccess) -> Result<Config, ConfigError>
     Ok(config)
 }
 
-/// Returns the image files that `text` names, whether they exist or not; none for `mem` and `null`.
+/// Returns the image files that `text` names, whether they exist or not; none for other places.
 ///
 /// # Errors
 /// As [`parse`], except for errors of the images themselves.

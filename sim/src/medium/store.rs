@@ -1,4 +1,5 @@
-//! Stores of blocks: the trait, a store in memory, and one that keeps nothing. Files are in `file`.
+//! Stores of blocks: the trait, a store in memory, one that keeps nothing, and one whose bytes follow from their address.
+//! Files are in `file`.
 //! A store knows only bytes; blocks, formats and the write cache are above it.
 
 use crate::memory::{MemorySpan, PAGE};
@@ -199,6 +200,64 @@ impl BlockStore for NullStore {
     }
 }
 
+/// A store of any size for reading alone, without memory: its bytes follow from their address. So a drive of hundreds of
+/// gigabytes can be read, and what was read can be checked.
+#[derive(Clone, Copy, Debug)]
+pub struct GeneratedStore {
+    bytes: u64,
+}
+
+/// Error number for writes: the file system is for reading only (EROFS).
+const READ_ONLY: i32 = 30;
+
+impl GeneratedStore {
+    /// Makes a store of `bytes` bytes.
+    pub const fn new(bytes: u64) -> Self {
+        Self { bytes }
+    }
+
+    /// Returns the eight bytes from byte 8 * `index` on, as a little-endian number: number `index`, from 0 on, of the
+    /// generator SplitMix64 that begins with 0 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
+    /// 2014).
+    pub const fn word(index: u64) -> u64 {
+        let word = index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let word = (word ^ word >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let word = (word ^ word >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        word ^ word >> 31
+    }
+}
+
+impl BlockStore for GeneratedStore {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        check(self.bytes, offset, into.len() as u64)?;
+        // The first word may begin before the range.
+        let skipped = (offset % 8) as usize;
+        let (head, rest) = into.split_at_mut(into.len().min((8 - skipped) % 8));
+        head.copy_from_slice(&Self::word(offset / 8).to_le_bytes()[skipped..][..head.len()]);
+        let first = offset.div_ceil(8);
+        for (index, part) in (first..).zip(rest.chunks_mut(8)) {
+            part.copy_from_slice(&Self::word(index).to_le_bytes()[..part.len()]);
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, _offset: u64, _from: &[u8]) -> Result<(), StoreError> {
+        Err(StoreError::Io(READ_ONLY))
+    }
+
+    fn zero(&self, _offset: u64, _len: u64, _deallocate: bool) -> Result<(), StoreError> {
+        Err(StoreError::Io(READ_ONLY))
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,6 +291,35 @@ mod tests {
             let end = (start + span.len()).next_multiple_of(PAGE);
             assert!(owned.start.addr() <= start && end <= owned.end.addr());
         }
+    }
+
+    #[test]
+    fn generated_bytes_follow_from_their_address() {
+        // The first numbers of SplitMix64 from 0 on, as its authors' C program prints them.
+        let first = [0xE220_A839_7B1D_CDAF, 0x6E78_9E6A_A1B9_65F4];
+        assert_eq!([0, 1].map(GeneratedStore::word), first);
+        let store = GeneratedStore::new(1 << 40);
+        let mut whole = [0; 64];
+        store.read_at((1 << 40) - 64, &mut whole).unwrap();
+        for (index, word) in whole.chunks(8).enumerate() {
+            let expected = GeneratedStore::word((1 << 37) - 8 + index as u64);
+            assert_eq!(word, expected.to_le_bytes());
+        }
+        for begin in 0..40 {
+            for len in 0..24 {
+                let mut part = vec![0xA5; len];
+                store
+                    .read_at((1 << 40) - 64 + begin as u64, &mut part)
+                    .unwrap();
+                assert_eq!(part, whole[begin..begin + len]);
+            }
+        }
+        assert_eq!(
+            store.read_at((1 << 40) - 7, &mut [0; 8]),
+            Err(StoreError::OutOfBounds)
+        );
+        assert_eq!(store.write_at(0, &[0]), Err(StoreError::Io(READ_ONLY)));
+        assert_eq!(store.zero(0, 1, true), Err(StoreError::Io(READ_ONLY)));
     }
 
     #[test]

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 import nvme_gpu
-from nvme_gpu import __main__ as command_line
+from conftest import stand_in
+from nvme_gpu import __main__ as command_line, _lookup_demo
 
 SMALL = ["--ids", "300", "--seconds", "0.01"]
 
@@ -153,3 +154,57 @@ def test_it_runs_as_a_module(monkeypatch):
     with pytest.raises(SystemExit) as caught:
         runpy.run_module("nvme_gpu", run_name="__main__")
     assert caught.value.code == 0
+
+
+LOOKUP = ["lookup-demo", "--tokens", "60"]
+WAYS = ["Engram, layer 1, E4M3", "Engram, layer 1, scales", "Engram, layer 14, E4M3", "Engram, layer 14, scales", "Qwen PLE, E4M3"]
+
+
+@pytest.mark.parametrize("gpu", [None, "0"])
+def test_the_lookup_demo_reads_files_in_the_published_layout(capsys, monkeypatch, gpu):
+    pytest.importorskip("numpy")
+    assert gpu is None or stand_in(), "needs the stand-in of CUDA"
+    more = [] if gpu is None else ["--gpu", gpu]
+    status, printed = answer(capsys, monkeypatch, *LOOKUP, *more, "--json")
+    found = json.loads(printed.out)
+    assert status == 0 and found["verified"] and printed.out.count("\n") == 1 and "made for this run" in found["rows_are"]
+    assert [one["tensors"] for one in found["tables"]] == [1, 1, 1, 1, 128]
+    assert [one["row_bytes"] for one in found["tables"]] == [256, 8, 256, 8, 160]
+    assert [one["ids"] for one in found["tables"]] == [60 * 24] * 4 + [60 * 16]
+    by_files = [one["table"] for one in found["ways"] if one["way"] == "of the files"]
+    by_drive = [one["table"] for one in found["ways"] if one["way"] == ("by the CPU" if gpu is None else "by GPU 0")]
+    assert by_files == by_drive == WAYS
+
+
+@pytest.mark.parametrize("gpu", [None, "0"])
+def test_the_lookup_demo_reads_tables_of_the_published_size(capsys, monkeypatch, gpu):
+    pytest.importorskip("numpy")
+    more = [] if gpu is None else ["--gpu", gpu]
+    status, printed = answer(capsys, monkeypatch, *LOOKUP, "--true-rows", *more, "--json")
+    found = json.loads(printed.out)
+    assert status == 0 and found["verified"] and "computes each row from its address" in found["rows_are"]
+    assert [one["rows"] for one in found["tables"]] == [384_006_168] * 2 + [384_016_682] * 2 + [320_001_536]
+    assert [one["table"] for one in found["ways"]] == WAYS
+
+
+def test_the_lookup_demo_says_what_is_wrong(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("numpy")
+    monkeypatch.setattr(_lookup_demo, "_torch", lambda: None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    (tmp_path / "text").write_text("A text, of some words. a text\tagain")
+    own = ["lookup-demo", "--tokens", "30", "--text", str(tmp_path / "text")]
+    status, printed = answer(capsys, monkeypatch, *own)
+    assert status == 0 and "compared by numpy" in printed.out and "WRONG" not in printed.out and "reading rows" in printed.err
+    monkeypatch.setattr(_lookup_demo, "_same", lambda found, wanted: False)
+    status, printed = answer(capsys, monkeypatch, *own)
+    assert status == 3 and "WRONG" in printed.out
+    (tmp_path / "text").write_text("\u00e9\n")
+    for words, told in ((own, "has no words"), ([*own[:-1], str(tmp_path / "none")], "No such file")):
+        status, printed = answer(capsys, monkeypatch, *words)
+        assert status == 1 and told in printed.err
+    monkeypatch.setattr(_lookup_demo._buffers, "numpy", lambda: None)
+    status, printed = answer(capsys, monkeypatch, *own)
+    assert status == 1 and "numpy is not installed" in printed.err
+    with pytest.raises(SystemExit) as caught:
+        answer(capsys, monkeypatch, "lookup-demo", "--tokens", "0")
+    assert caught.value.code == 2

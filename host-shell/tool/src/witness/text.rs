@@ -45,7 +45,7 @@ pub fn device(device: &str) -> String {
     let (kind, rest) = device.split_once(':').unwrap_or((device, ""));
     let (name, options) = rest.split_once('?').unwrap_or((rest, ""));
     let name = match (kind, name) {
-        ("sim", "mem" | "null") | ("vfio" | "kmod", _) => name,
+        ("sim", "mem" | "null" | "generated") | ("vfio" | "kmod", _) => name,
         _ => "PATH",
     };
     let is_public = |option: &&str| {

@@ -17,6 +17,8 @@ use std::vec::Vec;
 pub(super) enum StoreLocation {
     Null,
     Memory,
+    /// Bytes that follow from their address.
+    Generated,
     /// Image files; this is the first one's path.
     Images(String),
 }
@@ -27,10 +29,11 @@ impl StoreLocation {
         match text {
             "" => Err(bad(
                 "device",
-                "give a path, mem or null before the question mark",
+                "give a path, mem, null or generated before the question mark",
             )),
             "null" => Ok(Self::Null),
             "mem" => Ok(Self::Memory),
+            "generated" => Ok(Self::Generated),
             path => {
                 let path = path.replace("%3F", "?").replace("%3f", "?");
                 Ok(Self::Images(path.replace("%25", "%")))

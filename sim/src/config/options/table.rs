@@ -39,7 +39,7 @@ macro_rules! put {
 
 /// The options of `sim:`.
 pub const OPTIONS: &[OptionRow] = options! {
-    "size" "SIZE" ["the size of the image; 64MiB for mem, 1TiB for null"]
+    "size" "SIZE" ["the size of the image; 64MiB for mem, 1TiB for null, 1TiB for generated"]
         "bytes of each namespace; creates a missing image" => |draft, text| {
             draft.size = Some(size(text)?);
             Ok(())

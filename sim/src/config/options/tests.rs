@@ -174,7 +174,11 @@ fn the_defaults_of_the_table_are_those_of_the_code() {
         let config = config.unwrap_or_else(|error| panic!("{error}"));
         assert_ne!(told(&config), plain, "{} has no effect", row.name);
     }
-    let sizes = [("mem", DEFAULT_MEMORY), ("null", DEFAULT_NULL)];
+    let sizes = [
+        ("mem", DEFAULT_MEMORY),
+        ("null", DEFAULT_NULL),
+        ("generated", DEFAULT_NULL),
+    ];
     let size = OPTIONS
         .iter()
         .find(|row| row.name == "size")
@@ -187,6 +191,19 @@ fn the_defaults_of_the_table_are_those_of_the_code() {
             size.contains(&format!("{text} for {place}")),
             "{text} in {size}"
         );
+    }
+}
+
+/// Hundreds of gigabytes take no memory, and nothing is written.
+#[test]
+fn a_generated_device_is_for_reading_only() {
+    let config = parse("generated?size=300GB&ns=2&block=512").unwrap();
+    for namespace in &config.namespaces {
+        assert!(namespace.read_only && namespace.store.span().is_none());
+        assert_eq!(namespace.store.bytes(), 300_000_000_000);
+        let mut word = [0; 8];
+        namespace.store.read_at(8 * 1000, &mut word).unwrap();
+        assert_eq!(u64::from_le_bytes(word), GeneratedStore::word(1000));
     }
 }
 

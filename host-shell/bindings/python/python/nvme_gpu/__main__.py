@@ -1,4 +1,4 @@
-"""``python -m nvme_gpu demo|bench|doctor``."""
+"""``python -m nvme_gpu demo|lookup-demo|bench|doctor``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from array import array
 from typing import Any, Callable
 
 from . import Array, Catalog, Entry, NvmeGpuError, Table, Usage, __version__, catalog, import_file, open
-from . import _bench, _buffers, _native, _store
+from . import _bench, _buffers, _lookup_demo, _native, _store
 
 GENERATED = (32_000, 512)
 """Rows of a table that is made up, and bytes of a row."""
@@ -194,6 +194,18 @@ def bench(words: argparse.Namespace) -> int:
     return 0 if all_right else 3
 
 
+def lookup_demo(words: argparse.Namespace) -> int:
+    """Rows of lookup tables that a text selects, every bit compared."""
+
+    def progress(text: str) -> None:
+        if sys.stderr.isatty():
+            print(text, file=sys.stderr)
+
+    found = _lookup_demo.run(words.true_rows, words.tokens, words.text, words.gpu, progress)
+    print(json.dumps(found) if words.json else _lookup_demo.shown(found))
+    return 0 if found["verified"] else 3
+
+
 def _sizes(text: str) -> list[int]:
     return [int(one) for one in text.split(",")]
 
@@ -225,6 +237,19 @@ def main() -> int:
     shown.add_argument("--seconds", type=float, default=0.5, help="how long each way runs")
     shown.add_argument("--cpu", action="store_true", help="use no GPU")
     shown.add_argument("--json", action="store_true", help="one JSON object")
+    exits = "exit status: 0 every bit is right, 1 an error, 2 a wrong option, 3 some bit is not what it must be"
+    looked_up = commands.add_parser(
+        "lookup-demo",
+        help="rows of Engram's and Qwen's lookup tables that a text selects, from files in their layout, every bit compared",
+        epilog=exits,
+    )
+    looked_up.add_argument(
+        "--true-rows", action="store_true", help="as many rows as published, which a simulated drive computes from their address"
+    )
+    looked_up.add_argument("--tokens", type=int, default=1000, help="tokens of the text, each of 24 and 16 rows")
+    looked_up.add_argument("--text", help="a file of text, in place of Python's language reference")
+    looked_up.add_argument("--gpu", type=int, help="the number of a GPU that gathers: 0; without it the CPU does")
+    looked_up.add_argument("--json", action="store_true", help="one JSON object in one line")
     read = commands.add_parser("bench", help="one file into memory by this package and by torch, every byte compared")
     read.add_argument("file", nargs="?", help="a file is made when missing")
     read.add_argument("--size", type=int, default=64 << 20, help="bytes of a file that is made")
@@ -242,10 +267,14 @@ def main() -> int:
             if words.runs < 1:
                 parser.error("--runs is 1 at least")
             return bench(words)
+        if words.command == "lookup-demo":
+            if words.tokens < 1:
+                parser.error("--tokens is 1 at least")
+            return lookup_demo(words)
         if words.ids < 1 or words.rows is not None and words.rows < 1:
             parser.error("--rows and --ids are 1 at least")
         return demo(words.rows, words.file, words.ids, words.seconds, not words.cpu, words.json)
-    except NvmeGpuError as error:
+    except (NvmeGpuError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
