@@ -20,6 +20,8 @@ use nvme_core::spec::{Lba, Nsid, Status, nvm};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_core::{BatchEnds, BatchQueue, MemberCommand, SubmitError};
 
+/// log2 of the bytes that rows, and where they lie and go, are multiples of at least.
+const LEAST_SHIFT: u32 = 2;
 /// Word of a row that is not copied, in place of its first byte in its slot.
 const NOWHERE: u32 = u32::MAX;
 
@@ -90,10 +92,10 @@ pub(super) fn command<'d>(
     let slot = slot + before;
     let sqe = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
     let data = station::blocks_at(rows, slot, place.blocks);
-    MemberCommand::new(sqe, data, in_slot(rows, place) >> 4)
+    MemberCommand::new(sqe, data, in_slot(rows, place) >> LEAST_SHIFT)
 }
 
-/// Returns the first byte of the row at `place` in its slot, a multiple of 16.
+/// Returns the first byte of the row at `place` in its slot, a multiple of 4.
 #[inline(always)]
 fn in_slot(rows: &GatherLaunch, place: RowBlocks) -> u32 {
     (place.byte - (place.block << rows.block_shift)) as u32
@@ -189,7 +191,7 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
         (id, part): (i64, Option<RowSpan>),
         (first, count): (u64, u32),
     ) -> i32 {
-        let units = UnitSteps::new(self.rows.row_bytes >> 4);
+        let units = UnitSteps::new(self.rows.row_bytes >> self.rows.unit_shift);
         let (mut became, mut in_slot) = self.read(part.map(|part| part.place));
         if M::IS_MAP {
             became = self.read_rest((id, part), became);
@@ -202,7 +204,11 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
             word.store(in_slot, Order::Relaxed, Scope::Cta);
         }
         self.block.sync();
-        self.copy(words, (first, count), units);
+        match self.rows.unit_shift {
+            4 => self.copy::<4>(words, (first, count), units),
+            3 => self.copy::<3>(words, (first, count), units),
+            _ => self.copy::<LEAST_SHIFT>(words, (first, count), units),
+        }
         became
     }
 
@@ -225,7 +231,7 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
         if let BatchOrigin::Begun(_) = self.origin {
             // Not by the id, which memory of the caller decides: by the command that was submitted.
             let tag = queue.resume(ends);
-            (wants, byte) = (tag.is_some(), tag.unwrap_or(0) << 4);
+            (wants, byte) = (tag.is_some(), tag.unwrap_or(0) << LEAST_SHIFT);
         }
         if let BatchOrigin::Outdated(deadline_ns) = self.origin {
             queue.resume(ends);
@@ -293,17 +299,22 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
         }
     }
 
-    /// Copies to the output those of `count` rows from row `first` on whose word of `words` says where they begin. A
+    /// Copies to the output, in units of `1 << SHIFT` bytes, those of `count` rows from row `first` on whose word of `words` says where they begin. A
     /// thread has eight loads in flight, whichever rows they belong to.
     #[inline(always)]
-    fn copy(&self, words: &[AtomicU32], (first, count): (u64, u32), mut units: UnitSteps) {
+    fn copy<const SHIFT: u32>(
+        &self,
+        words: &[AtomicU32],
+        (first, count): (u64, u32),
+        mut units: UnitSteps,
+    ) {
         let rows = self.rows;
         let from = u64::from(self.station) * STATION_BYTES + rows.slots;
         let to = rows.out + first * rows.out_stride;
         while units.row < count {
             let mut there = 0;
             let mut next = |bit: u32| {
-                let (row, byte) = units.next();
+                let (row, byte) = units.next(SHIFT);
                 let word = words.get(row as usize).filter(|_| row < count);
                 let in_slot = word.map_or(NOWHERE, |word| word.load(Order::Relaxed, Scope::Cta));
                 if in_slot != NOWHERE {
@@ -323,7 +334,7 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
             let to = [t0, t1, t2, t3, t4, t5, t6, t7];
             let from = [f0, f1, f2, f3, f4, f5, f6, f7];
             // SAFETY: inside rows, in the slots and in the output, where a bit is set.
-            unsafe { arch::copy_pieces(to, from, there) };
+            unsafe { arch::copy_units::<SHIFT>(to, from, there) };
         }
     }
 
@@ -364,7 +375,7 @@ fn ended<L, E>(
     }
 }
 
-/// The 16-byte units that a thread copies: one of as many in turn as the block has threads, in the
+/// The units of 16, 8 or 4 bytes that a thread copies: one of as many in turn as the block has threads, in the
 /// order of the rows. Neighbouring threads thus store neighbouring units, which leave the GPU as
 /// whole lines.
 struct UnitSteps {
@@ -396,10 +407,10 @@ impl UnitSteps {
         }
     }
 
-    /// Returns row and byte of the unit, and advances to the thread's next one.
+    /// Returns row and byte of the unit of `1 << shift` bytes, and advances to the thread's next one.
     #[inline(always)]
-    fn next(&mut self) -> (u32, u64) {
-        let at = (self.row, u64::from(self.unit) << 4);
+    fn next(&mut self, shift: u32) -> (u32, u64) {
+        let at = (self.row, u64::from(self.unit) << shift);
         let unit = self.unit + self.rest;
         let is_over = unit >= self.units;
         self.unit = unit - if is_over { self.units } else { 0 };

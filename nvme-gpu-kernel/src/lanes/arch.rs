@@ -281,15 +281,37 @@ pub unsafe fn copy_16(to: u64, from: u64) {
 /// # Safety
 /// As for [`copy_16`], for each pair of addresses whose bit is set.
 pub unsafe fn copy_pieces(to: [u64; 8], from: [u64; 8], there: u32) {
+    // SAFETY: the caller's.
+    unsafe { copy_each::<u128>(to, from, there) };
+}
+
+/// Copies units of 16, 8 or 4 bytes as [`copy_pieces`] does; `SHIFT` is log2 of their bytes.
+///
+/// # Safety
+/// Both addresses of each pair whose bit is set are valid and multiples of a unit.
+pub unsafe fn copy_units<const SHIFT: u32>(to: [u64; 8], from: [u64; 8], there: u32) {
+    // SAFETY: the caller's.
+    unsafe {
+        match SHIFT {
+            4 => copy_each::<u128>(to, from, there),
+            3 => copy_each::<u64>(to, from, there),
+            _ => copy_each::<u32>(to, from, there),
+        }
+    }
+}
+
+/// # Safety
+/// As [`copy_units`], of units of the size of `T`.
+unsafe fn copy_each<T: Copy + Default>(to: [u64; 8], from: [u64; 8], there: u32) {
     let is_there = |bit: &usize| there >> bit & 1 == 1;
-    let mut taken = [0; 8];
+    let mut taken = [T::default(); 8];
     for bit in (0..8).filter(is_there) {
         // SAFETY: the caller vouches for addresses whose bit is set.
-        taken[bit] = unsafe { at::<u128>(from[bit]).read_volatile() };
+        taken[bit] = unsafe { at::<T>(from[bit]).read_volatile() };
     }
     for bit in (0..8).filter(is_there) {
         // SAFETY: the caller vouches for addresses whose bit is set.
-        unsafe { at::<u128>(to[bit]).write_volatile(taken[bit]) };
+        unsafe { at::<T>(to[bit]).write_volatile(taken[bit]) };
     }
 }
 

@@ -195,7 +195,7 @@ fn many(bench: &Bench) -> Outcome<String> {
 /// Rows for which no queue can be held: the second half reads them as any gather.
 fn by_second(bench: &Bench) -> Outcome<String> {
     let mut drive = open(bench)?;
-    let odd = drive.table(4, 100);
+    let odd = drive.table(2, 100);
     let one = |drive: &Drive, table: RowTable, count| -> Outcome<()> {
         let job = Job::new(drive, table, ids(count), true, 0)?;
         let streams = several_streams(bench, 2)?;
@@ -251,8 +251,8 @@ fn usage(bench: &Bench) -> Outcome<String> {
     let drive = open(bench)?;
     let stream = drive.stream.handle();
     let job = Job::new(&drive, drive.table(0, 256), ids(ROWS), true, 0)?;
-    // Rows to places that are no multiples of 16 bytes: refused, and finished elsewhere.
-    let uneven = Job::new(&drive, drive.table(0, 256), ids(ROWS), true, 8)?;
+    // Rows to places that are no multiples of 4 bytes: refused, and finished elsewhere.
+    let uneven = Job::new(&drive, drive.table(0, 256), ids(ROWS), true, 2)?;
     let mut begun = job.begin_on(&drive, stream)?;
     let refused = uneven.finish_on(&mut begun, stream);
     if !matches!(refused, Err(Error::Usage { .. })) || begun.is_finished() {

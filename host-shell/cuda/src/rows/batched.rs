@@ -13,7 +13,9 @@ const FEW_ROWS: u64 = 8;
 const HALF_ROWS: u64 = 16;
 /// Threads of a block at least: the first two warps end a block side by side.
 const FEW_THREADS: u64 = 64;
-/// Loads of 16 bytes that a thread has in flight while it copies, where there are threads enough.
+/// log2 of the bytes in whose multiples rows lie on the drive and in the output.
+pub(super) const LEAST_SHIFT: u32 = 2;
+/// Loads that a thread has in flight while it copies, where there are threads enough.
 const THREAD_UNITS: u64 = 4;
 
 /// Blocks and threads of a launch of `nvme_gather_batched`.
@@ -27,7 +29,7 @@ pub(super) struct OwnedShape {
 impl GpuRows {
     /// Returns the launch that gathers the same rows by queues that its blocks own, and its shape. Returns `None` without
     /// such queues, for more bytes than their limit, for more rows than fit into them, and for rows that are not in units
-    /// of 16 bytes; of a table in several ranges, also where a row's parts are not whole blocks.
+    /// of 4 bytes; of a table in several ranges, also where a row's parts are not whole blocks.
     pub(super) fn batched(
         &self,
         launch: &GatherLaunch,
@@ -102,7 +104,7 @@ impl OwnedShape {
     ) -> Option<Self> {
         let in_slots = STATION_BYTES.checked_div(launch.slot_bytes.into())?;
         let most = in_slots.min(most_of_block.into());
-        let is_fit = launch.unit_shift == 4 && launch.count != 0;
+        let is_fit = launch.unit_shift >= LEAST_SHIFT && launch.count != 0;
         let bytes = launch.count.saturating_mul(launch.row_bytes.into());
         if !is_fit || bytes > most_bytes || launch.count > most * u64::from(owned) {
             return None;
@@ -111,7 +113,7 @@ impl OwnedShape {
         let rows_of_block = launch.count.div_ceil(blocks.min(owned.into()));
         // Rounded up, the rows of a block may leave the last blocks without any.
         let blocks = launch.count.div_ceil(rows_of_block) as u32;
-        let units = rows_of_block * u64::from(launch.row_bytes >> 4);
+        let units = rows_of_block * u64::from(launch.row_bytes >> launch.unit_shift);
         let threads = rows_of_block
             .max(units.div_ceil(THREAD_UNITS))
             .next_multiple_of(32)
@@ -152,6 +154,12 @@ mod tests {
         assert_eq!(small(1), Some((1, 1)));
         assert_eq!(small(24), Some((3, 8)));
         assert_eq!(small(48), Some((6, 8)));
+        // Rows of published files begin at multiples of 8 or 4 bytes.
+        let uneven = |shift| shape(&of(48, 256, 1024, shift), 16, 256);
+        assert_eq!(
+            [4, 3, 2, 1].map(uneven),
+            [Some((6, 8)), Some((6, 8)), Some((6, 8)), None]
+        );
         let most = MOST_BYTES / 256;
         assert_eq!(small(most + 1), None);
         let all = shape(&of(most, 256, 512, 4), 32, 256);

@@ -262,9 +262,9 @@ fn run_on(memory: &Memory, seed: u64, sabotage: Sabotage, lines: bool) -> Run {
     };
     let (gate, free) = (atomics(words(STATIONS)), atomics(STATIONS as usize));
     let memories = Memories::take(&mut rng, memory, rows.row_bytes);
-    // In some seeds; its rows are whole units of 16 bytes.
+    // In some seeds; its rows are whole units of 4 bytes.
     let is_owned =
-        seed.is_multiple_of(4) && (rows.first_byte | u64::from(rows.row_bytes)).is_multiple_of(16);
+        seed.is_multiple_of(4) && (rows.first_byte | u64::from(rows.row_bytes)).is_multiple_of(4);
     let owned = QueueArray {
         queues: address(&queue_words[1..]),
         queue_count: u32::from(is_owned),
