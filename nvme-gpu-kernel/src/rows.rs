@@ -122,7 +122,7 @@ pub struct CachedGather {
 
 /// Parameters of a launch that gathers rows by queues that its blocks own: `nvme_gather_batched`.
 ///
-/// Rows, first byte, output and stride are multiples of 16 bytes. A station has slots for `rows_of_block` rows, and each
+/// Rows, first byte, output and stride are multiples of 4 bytes, by [`unit_shift`](GatherLaunch::unit_shift). A station has slots for `rows_of_block` rows, and each
 /// queue has room for as many commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -180,7 +180,8 @@ pub struct ScatterLaunch {
 /// `nvme_widen_rows`.
 ///
 /// `out` is the address of the stored row of row 0, in the last bytes of the space of its converted row. Of
-/// the other fields `out_stride`, `count`, `progress` and `summary` are used.
+/// the other fields `out_stride`, `count`, `progress` and `summary` are used, and for rows with scales `ids`, `wide_ids`
+/// and `rows`: an id that the table does not have belongs to a row of zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct WidenLaunch {
@@ -194,6 +195,11 @@ pub struct WidenLaunch {
     pub elements: u32,
     /// Distance from the start of a converted row to that of its stored row, in bytes.
     pub before: u32,
+    /// Address of the scales of row 0 of the table, if they are stored: those of row k are
+    /// [`ScaleLayout::row_bytes`](nvme_formats::ScaleLayout::row_bytes) times k bytes further on.
+    pub scales: u64,
+    /// What the elements are multiplied by.
+    pub layout: nvme_formats::ScaleLayout,
 }
 
 /// Limit of the members of a striped launch: each is handled by one lane of a warp.

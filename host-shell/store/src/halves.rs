@@ -6,6 +6,7 @@
 use super::table::{LaterTable, Table};
 use nvme_cuda::{BegunPoint, BegunRows, GatherIds, GatherTarget, PendingRows, RowRequest};
 use nvme_driver::error::{Error, Result};
+use nvme_driver::widen::RowConversion;
 
 /// A gather whose second half is to come. Dropped before that, it frees what it holds, and the program is not kept
 /// waiting.
@@ -32,7 +33,7 @@ impl Table {
     /// that submits the reads of the rows and leaves the GPU. [`BegunGather::finish`] waits for them and copies the rows.
     /// In between no block of the gather is on the GPU: launches of the caller's have all of it while the drive works.
     ///
-    /// This is for few rows of one drive (768 rows of 256 bytes, by default), in units of 16 bytes, without a cache. The
+    /// This is for few rows of one drive (768 rows of 256 bytes, by default), in units of 4 bytes, without a cache. The
     /// second half reads all other rows, and rows that are begun when other gathers hold all queues that may be
     /// held: [`StoreStats::late_rows`](super::StoreStats::late_rows) counts the latter. A gather sees every write of the
     /// store that had returned before its first half begins on the GPU; of later writes it may see any.
@@ -79,13 +80,42 @@ impl BegunGather {
     ///
     /// # Errors
     /// [`Error::Usage`] for a gather that was finished before, for rows that were begun and go to addresses that are no
-    /// multiples of 16, and where one half is captured in a graph and the other is not in the same capture;
+    /// multiples of 4, and where one half is captured in a graph and the other is not in the same capture;
     /// [`Error::Gone`] for a store that was closed, where the second half is to submit the reads; as
     /// [`gather_on_gpu`](Table::gather_on_gpu). The gather can be finished still, except for the first of these.
     pub unsafe fn finish(&mut self, target: &GatherTarget, stream: u64) -> Result<PendingRows> {
+        // SAFETY: the caller's.
+        unsafe { self.finish_by(target, None, stream) }
+    }
+
+    /// As [`finish`](Self::finish), with converted elements, as by [`Table::gather_as_on_gpu`].
+    ///
+    /// # Safety
+    /// As [`finish`](Self::finish), with the converted rows; scales of `widen` stay as long.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish) and [`Table::gather_as_on_gpu`].
+    pub unsafe fn finish_as(
+        &mut self,
+        target: &GatherTarget,
+        widen: impl Into<RowConversion>,
+        stream: u64,
+    ) -> Result<PendingRows> {
+        // SAFETY: the caller's.
+        unsafe { self.finish_by(target, Some(widen.into()), stream) }
+    }
+
+    /// # Safety
+    /// As [`finish_as`](Self::finish_as).
+    unsafe fn finish_by(
+        &mut self,
+        target: &GatherTarget,
+        widen: Option<RowConversion>,
+        stream: u64,
+    ) -> Result<PendingRows> {
         match &mut self.by {
             // SAFETY: the caller's.
-            BegunBy::Queues(begun) => unsafe { begun.finish(target, stream) },
+            BegunBy::Queues(begun) => unsafe { begun.finish(target, widen.as_ref(), stream) },
             BegunBy::Later { is_finished, .. } if *is_finished => Err(BegunPoint::finished_twice()),
             BegunBy::Later {
                 rows,
@@ -104,7 +134,7 @@ impl BegunGather {
                     status: target.status,
                 };
                 // SAFETY: the caller's.
-                let pending = unsafe { table.gather_on_gpu(&request, stream) };
+                let pending = unsafe { table.gather_by(&request, widen, stream) };
                 // One that could be launched in part only is no gather that can be finished again.
                 *is_finished =
                     !matches!(&pending, Err(error) if !matches!(error, Error::Unfinished { .. }));

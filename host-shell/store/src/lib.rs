@@ -48,7 +48,9 @@ pub use element::RowElement;
 pub use extents::TableRanges;
 #[cfg(feature = "cuda")]
 pub use halves::BegunGather;
-pub use nvme_driver::widen::RowWidening;
+pub use nvme_driver::widen::{
+    RowConversion, RowScales, RowWidening, ScaleFactor, ScaleFormat, ScaleMemory,
+};
 pub use nvme_formats::{Format, WideFormat};
 pub use options::{DataPath, FileIo, StoreOptions, StoreStats};
 #[cfg(feature = "cuda")]

@@ -15,7 +15,7 @@ use nvme_cuda::{
     RowDirection, RowRequest, RowTable, StripedRows, TableMap,
 };
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::RowWidening;
+use nvme_driver::widen::RowConversion;
 use std::sync::Arc;
 
 /// Mover of the rows of an operation in a stream.
@@ -94,36 +94,38 @@ impl Table {
         unsafe { self.gather_by(request, None, stream) }
     }
 
-    /// As [`gather_on_gpu`](Self::gather_on_gpu), with converted elements: rows of [`RowWidening::row_bytes`]
-    /// bytes go to `out` of the request. A cache keeps the rows as they are stored.
+    /// As [`gather_on_gpu`](Self::gather_on_gpu), with converted elements: rows of [`RowConversion::row_bytes`]
+    /// bytes go to `out` of the request. `widen` is a [`RowWidening`](super::RowWidening), or one with scales. A cache keeps
+    /// the rows as they are stored.
     ///
     /// # Safety
-    /// As [`gather_on_gpu`](Self::gather_on_gpu), with the wide rows.
+    /// As [`gather_on_gpu`](Self::gather_on_gpu), with the wide rows; scales stay as long as ids.
     ///
     /// # Errors
-    /// As [`gather_on_gpu`](Self::gather_on_gpu) and [`RowWidening::row_bytes`]; [`Error::Usage`] for an output that is
-    /// not aligned to its elements, or too narrow.
+    /// As [`gather_on_gpu`](Self::gather_on_gpu) and [`RowConversion::row_bytes`]; [`Error::Usage`] for an output that is
+    /// not aligned to its elements, or too narrow, and for scales in memory of the host where the GPU reads the rows, or in
+    /// memory of the GPU where a host thread does.
     pub unsafe fn gather_as_on_gpu(
         &self,
         request: &RowRequest,
-        widen: RowWidening,
+        widen: impl Into<RowConversion>,
         stream: u64,
     ) -> Result<PendingRows> {
         // SAFETY: the caller's.
-        unsafe { self.gather_by(request, Some(widen), stream) }
+        unsafe { self.gather_by(request, Some(widen.into()), stream) }
     }
 
     /// # Safety
     /// As [`gather_as_on_gpu`](Self::gather_as_on_gpu).
-    unsafe fn gather_by(
+    pub(super) unsafe fn gather_by(
         &self,
         request: &RowRequest,
-        widen: Option<RowWidening>,
+        widen: Option<RowConversion>,
         stream: u64,
     ) -> Result<PendingRows> {
         let ways = GatherOptions {
             cache: self.cache.as_deref(),
-            widen,
+            widen: widen.as_ref(),
             map: self.map().map(Arc::as_ref),
         };
         match self.by()? {
@@ -137,13 +139,16 @@ impl Table {
             }
             RowMover::Host => {
                 let host = self.space.gpu()?;
-                let row_bytes = match widen {
-                    Some(widen) => widen.row_bytes(self.row_bytes())?,
+                let row_bytes = match &widen {
+                    Some(widen) => widen.row_bytes(self.rows(), self.row_bytes())?,
                     None => self.row_bytes(),
                 };
+                if let Some(scales) = widen.as_ref().and_then(|widen| widen.scales.as_ref()) {
+                    scales.of_row(0, 1)?;
+                }
                 let gather = self.by_host(move |table, ids, data, status| {
-                    let report = match widen {
-                        Some(widen) => table.gather_as(ids, widen, data, Some(status)),
+                    let report = match &widen {
+                        Some(widen) => table.gather_as(ids, widen.clone(), data, Some(status)),
                         None => table.gather(ids, data, Some(status)),
                     };
                     report.map(drop)

@@ -2,10 +2,11 @@
 
 use super::table::{RowIds, RowReport, Table};
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::RowWidening;
+use nvme_driver::widen::RowConversion;
 
 impl Table {
-    /// As [`gather`](Self::gather), with rows of [`RowWidening::row_bytes`] bytes in `out`.
+    /// As [`gather`](Self::gather), with rows of [`RowConversion::row_bytes`] bytes in `out`. `widen` is a
+    /// [`RowWidening`](nvme_driver::widen::RowWidening), or one with scales in memory of the host.
     ///
     /// ```
     /// use nvme_store::{Format, Store, StoreOptions, WideFormat, RowWidening};
@@ -26,16 +27,22 @@ impl Table {
     /// ```
     ///
     /// # Errors
-    /// As [`gather`](Self::gather) and [`RowWidening::row_bytes`].
+    /// As [`gather`](Self::gather) and [`RowConversion::row_bytes`]; [`Error::Usage`] for scales in memory of a GPU.
     pub fn gather_as(
         &self,
         ids: RowIds<'_>,
-        widen: RowWidening,
+        widen: impl Into<RowConversion>,
         out: &mut [u8],
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
+        let RowConversion { widen, scales } = &widen.into();
         let stored_bytes = self.row_bytes() as usize;
         let wide_bytes = widen.row_bytes(self.row_bytes())? as usize;
+        let elements = widen.elements(self.row_bytes())?;
+        if let Some(scales) = scales {
+            scales.check(self.rows(), elements)?;
+            scales.of_row(0, elements)?;
+        }
         if wide_bytes.checked_mul(ids.len()) != Some(out.len()) {
             return Err(Error::usage(
                 format!(
@@ -62,8 +69,16 @@ impl Table {
             let to = &mut out[row * wide_bytes..][..wide_bytes];
             match *code {
                 super::status::OK => {
-                    // The lengths fit: they were worked out above.
-                    let _ = nvme_formats::widen(widen.from, widen.to, &stored, to);
+                    let scales = match scales {
+                        // A row that was read has an id of the table.
+                        Some(scales) => scales.of_row(ids.get(row) as u64, elements)?,
+                        None => Default::default(),
+                    };
+                    if !nvme_formats::widen_scaled(widen.from, widen.to, &stored, scales, to) {
+                        return Err(Error::internal(
+                            "lengths of a row that were checked do not fit",
+                        ));
+                    }
                 }
                 _ => to.fill(0),
             }

@@ -22,14 +22,16 @@
 mod block;
 mod narrow;
 mod quants;
+mod scales;
 mod stored;
 mod wide;
 
 pub use block::BlockFormat;
 pub use narrow::{bf16_of_f32, f16_of_f32};
 use quants::value_of_block;
+pub use scales::{ScaleFormat, ScaleLayout, f32_of_e8m0};
 pub use stored::{StoredFormat, UNIT};
-pub use wide::{f32_of_bf16, f32_of_f8_e4m3, f32_of_f8_e5m2, f32_of_f16};
+pub use wide::{f32_of_bf16, f32_of_e2m1, f32_of_f8_e4m3, f32_of_f8_e5m2, f32_of_f16};
 
 /// The format of stored elements. The numbers are those that kernels receive.
 ///
@@ -68,11 +70,15 @@ pub enum Format {
     Iq4Xs = 14,
     /// As [`BlockFormat::Mxfp4`].
     Mxfp4 = 15,
+    /// OCP FP4 E2M1: 2 elements in a byte, the first one in its lower half (torch's `float4_e2m1fn_x2`).
+    F4E2M1 = 16,
+    /// 256 elements in 264 bytes: 256 of E4M3, then 8 E8M0 scales of 32 elements each, as in rows of ds4.
+    F8Scaled = 17,
 }
 
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::F16,
         Self::Bf16,
         Self::F8E4M3,
@@ -88,6 +94,8 @@ impl Format {
         Self::Iq4Nl,
         Self::Iq4Xs,
         Self::Mxfp4,
+        Self::F4E2M1,
+        Self::F8Scaled,
     ];
 
     /// Returns the format with this number.
@@ -109,6 +117,8 @@ impl Format {
             13 => Self::Iq4Nl,
             14 => Self::Iq4Xs,
             15 => Self::Mxfp4,
+            16 => Self::F4E2M1,
+            17 => Self::F8Scaled,
             _ => return None,
         })
     }
@@ -118,8 +128,10 @@ impl Format {
     pub const fn block_elements(self) -> u32 {
         match self {
             Self::F16 | Self::Bf16 | Self::F8E4M3 | Self::F8E5M2 => 1,
+            Self::F4E2M1 => 2,
             Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Iq4Nl | Self::Mxfp4 => 32,
             Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
+            Self::F8Scaled => 256,
         }
     }
 
@@ -128,7 +140,8 @@ impl Format {
     pub const fn block_bytes(self) -> u32 {
         match self {
             Self::F16 | Self::Bf16 => 2,
-            Self::F8E4M3 | Self::F8E5M2 => 1,
+            Self::F8E4M3 | Self::F8E5M2 | Self::F4E2M1 => 1,
+            Self::F8Scaled => 264,
             Self::Q8_0 => 34,
             Self::Q4_0 | Self::Iq4Nl => 18,
             Self::Q2K => 84,
@@ -248,6 +261,12 @@ pub fn value(format: Format, index: u32, at: impl Fn(u32) -> u8) -> f32 {
         Format::Iq4Nl => value_of_block(Format::Iq4Nl, index, at),
         Format::Iq4Xs => value_of_block(Format::Iq4Xs, index, at),
         Format::Mxfp4 => value_of_block(Format::Mxfp4, index, at),
+        Format::F4E2M1 => f32_of_e2m1(at(index / 2) >> (index % 2 * 4) & 0xF),
+        Format::F8Scaled => {
+            let first = index / 256 * 264;
+            let scale = f32_of_e8m0(at(first + 256 + index % 256 / 32));
+            f32_of_f8_e4m3(at(first + index % 256)) * scale
+        }
     }
 }
 
@@ -257,15 +276,34 @@ pub fn value(format: Format, index: u32, at: impl Fn(u32) -> u8) -> f32 {
 /// The GPU's conversion after a gather uses the same functions for each element, so host and GPU agree bit
 /// for bit.
 pub fn widen(format: Format, wide: WideFormat, from: &[u8], out: &mut [u8]) -> bool {
-    let bytes = wide.bytes() as usize;
-    let wanted = format.elements(from.len() as u64);
-    if wanted.is_none_or(|elements| elements * bytes as u64 != out.len() as u64) {
+    widen_scaled(format, wide, from, (ScaleLayout::default(), &[]), out)
+}
+
+/// As [`widen`], with elements multiplied by what `layout` makes of the row's scales `bytes`; returns false for other
+/// lengths of those, too.
+pub fn widen_scaled(
+    format: Format,
+    wide: WideFormat,
+    from: &[u8],
+    (layout, bytes): (ScaleLayout, &[u8]),
+    out: &mut [u8],
+) -> bool {
+    let size = wide.bytes() as usize;
+    let Some(elements) = format.elements(from.len() as u64) else {
+        return false;
+    };
+    if elements * size as u64 != out.len() as u64
+        || u64::from(layout.row_bytes(elements as u32)) != bytes.len() as u64
+    {
         return false;
     }
-    for (index, to) in out.chunks_exact_mut(bytes).enumerate() {
-        let at = |byte: u32| from.get(byte as usize).copied().unwrap_or(0);
-        let bits = wide.bits_of(value(format, index as u32, at)).to_le_bytes();
-        if let Some(bits) = bits.get(..bytes) {
+    let of = |bytes: &[u8], byte: u32| bytes.get(byte as usize).copied().unwrap_or(0);
+    for (index, to) in (0..).zip(out.chunks_exact_mut(size)) {
+        let mut element = value(format, index, |byte| of(from, byte));
+        if layout.scales() {
+            element *= layout.value(index, |byte| of(bytes, byte));
+        }
+        if let Some(bits) = wide.bits_of(element).to_le_bytes().get(..size) {
             to.copy_from_slice(bits);
         }
     }

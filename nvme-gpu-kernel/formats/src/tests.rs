@@ -152,7 +152,7 @@ fn numbers_of_formats_are_their_own() {
             Some(u64::from(format.block_elements()))
         );
     }
-    assert_eq!((Format::of_number(0), Format::of_number(16)), (None, None));
+    assert_eq!((Format::of_number(0), Format::of_number(18)), (None, None));
     for wide in [WideFormat::F16, WideFormat::F32] {
         assert_eq!(WideFormat::of_number(wide as u32), Some(wide));
     }
@@ -307,4 +307,77 @@ fn bfloat16_is_rounded_and_has_one_nan() {
         assert_eq!(WideFormat::Bf16.bits_of(value), bits, "{value}");
     }
     assert_eq!(WideFormat::Bf16.bits_of(-f32::NAN), 0x7FC0);
+}
+
+#[test]
+fn every_f4_is_what_its_definition_says() {
+    for bits in 0..16u8 {
+        let wanted = by_definition_of(bits);
+        assert_eq!(f64::from(f32_of_e2m1(bits)), wanted, "{bits}");
+        assert_eq!(f32_of_e2m1(bits).is_sign_negative(), bits >= 8);
+    }
+    // The first element of a byte is in its lower half.
+    let at = |_| 0x52;
+    let first = value(Format::F4E2M1, 2, at);
+    assert_eq!((first, value(Format::F4E2M1, 3, at)), (1.0, 3.0));
+}
+
+fn by_definition_of(bits: u8) -> f64 {
+    let (exponent, fraction) = (i32::from(bits >> 1 & 3), f64::from(bits & 1) / 2.0);
+    let magnitude = match exponent {
+        0 => fraction,
+        _ => (1.0 + fraction) * 2f64.powi(exponent - 1),
+    };
+    if bits >= 8 { -magnitude } else { magnitude }
+}
+
+#[test]
+fn rows_with_their_scales_behind_them_are_scaled_in_groups_of_32() {
+    let mut row: Vec<u8> = (0..=255).collect();
+    row.extend(120..128);
+    let row = [row.clone(), row].concat();
+    let at = |byte: u32| row[byte as usize];
+    for index in 0..512 {
+        let scale = f32_of_e8m0(120 + (index % 256 / 32) as u8);
+        let wanted = f32_of_f8_e4m3(index as u8) * scale;
+        let have = value(Format::F8Scaled, index, at);
+        assert!(
+            have == wanted || have.is_nan() && wanted.is_nan(),
+            "{index}"
+        );
+    }
+}
+
+#[test]
+fn scales_apart_are_those_of_their_row_and_other_lengths_are_refused() {
+    let stored: Vec<u8> = (0..64).map(|byte| byte + 40).collect();
+    let layout = ScaleLayout {
+        format: ScaleFormat::E8M0 as u32,
+        shift: 5,
+        factor: 1f32.to_bits(),
+        divides: 0,
+    };
+    let mut out = [0; 256];
+    let wide = WideFormat::F32;
+    assert!(widen_scaled(
+        Format::F8E4M3,
+        wide,
+        &stored,
+        (layout, &[126, 129]),
+        &mut out
+    ));
+    for (index, four) in out.as_chunks::<4>().0.iter().enumerate() {
+        let scale = if index < 32 { 0.5 } else { 4.0 };
+        let wanted = f32_of_f8_e4m3(stored[index]) * scale;
+        assert_eq!(f32::from_le_bytes(*four), wanted);
+    }
+    for scales in [&[126][..], &[126, 129, 1], &[]] {
+        assert!(!widen_scaled(
+            Format::F8E4M3,
+            wide,
+            &stored,
+            (layout, scales),
+            &mut out
+        ));
+    }
 }

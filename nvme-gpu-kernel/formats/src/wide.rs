@@ -41,3 +41,16 @@ pub fn f32_of_f8_e4m3(byte: u8) -> f32 {
 pub fn f32_of_f8_e5m2(byte: u8) -> f32 {
     f32_of_f16(u16::from(byte) << 8)
 }
+
+/// Converts OCP FP4 E2M1 in the lower 4 bits: 0, 0.5, 1, 1.5, 2, 3, 4 and 6 with a sign.
+#[inline(always)]
+pub fn f32_of_e2m1(bits: u8) -> f32 {
+    let sign = u32::from(bits & 8) << 28;
+    let magnitude = match bits & 7 {
+        // The one subnormal number, and zero.
+        0 => 0,
+        1 => 126 << 23,
+        normal => (u32::from(normal) + (126 << 1)) << 22,
+    };
+    f32::from_bits(sign | magnitude)
+}

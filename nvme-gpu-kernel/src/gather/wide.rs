@@ -6,10 +6,11 @@
 
 use crate::arch;
 use crate::groups::WholeBlock;
+use crate::launch;
 use crate::launch_end;
 use crate::rows::{BLOCK_WARPS, WidenLaunch};
 use nvme_core::group::ThreadGroup;
-use nvme_formats::{Format, WideFormat, value};
+use nvme_formats::{Format, ScaleLayout, WideFormat, value};
 
 entry! {
     /// Converts rows that an earlier launch in the stream has gathered. Blocks of
@@ -26,6 +27,8 @@ entry! {
         let gather = &rows.gather;
         let mut index = u64::from(arch::block() * BLOCK_WARPS + arch::thread() / 32);
         while index < gather.count {
+            // SAFETY: the host gives `count` ids, if any.
+            let widening = unsafe { widening.of_row(&rows, index) };
             widening.row_of_format(gather.out + index * gather.out_stride);
             index += u64::from(arch::blocks() * BLOCK_WARPS);
         }
@@ -38,11 +41,15 @@ entry! {
 }
 
 /// The conversion of a launch's elements.
+#[derive(Clone, Copy)]
 struct ElementWidening {
     format: Format,
     wide: WideFormat,
     elements: u32,
     before: u32,
+    layout: ScaleLayout,
+    /// Address of the scales of the row at hand.
+    scales: u64,
 }
 
 impl ElementWidening {
@@ -53,7 +60,29 @@ impl ElementWidening {
             wide: WideFormat::of_number(rows.wide)?,
             elements: rows.elements,
             before: rows.before,
+            layout: rows.layout,
+            scales: rows.scales,
         })
+    }
+
+    /// Returns the conversion of row `index` of the launch, with the scales of its id. The id may be another one than the
+    /// gather found there; it is one of the table, or the row has no scales.
+    ///
+    /// # Safety
+    /// The launch has more than `index` ids, or none.
+    #[inline(always)]
+    unsafe fn of_row(mut self, rows: &WidenLaunch, index: u64) -> Self {
+        let bytes = self.layout.row_bytes(self.elements);
+        if bytes != 0 {
+            // SAFETY: the caller's.
+            let id = unsafe { launch::id(&rows.gather, index) };
+            match id >= 0 && (id as u64) < rows.gather.rows {
+                true => self.scales += id as u64 * u64::from(bytes),
+                // The row is zeros, since the table does not have it.
+                false => self.layout = ScaleLayout::default(),
+            }
+        }
+        self
     }
 
     /// Converts the row whose stored elements begin at `stored`. Every lane of the warp calls it.
@@ -75,6 +104,8 @@ impl ElementWidening {
             Format::Iq4Nl => self.row(Format::Iq4Nl, stored),
             Format::Iq4Xs => self.row(Format::Iq4Xs, stored),
             Format::Mxfp4 => self.row(Format::Mxfp4, stored),
+            Format::F4E2M1 => self.row(Format::F4E2M1, stored),
+            Format::F8Scaled => self.row(Format::F8Scaled, stored),
         }
     }
 
@@ -106,9 +137,19 @@ impl ElementWidening {
     fn load(&self, format: Format, stored: u64, index: u32) -> f32 {
         let index = index.min(self.elements.saturating_sub(1));
         // SAFETY: inside the stored row, which has at least one element; the host vouches for it.
-        value(format, index, |byte| unsafe {
+        let element = value(format, index, |byte| unsafe {
             arch::load_u8(stored + u64::from(byte))
-        })
+        });
+        match self.layout.scales() {
+            false => element,
+            true => {
+                // SAFETY: inside the scales of the row, for which the host vouches.
+                let scale = self.layout.value(index, |byte| unsafe {
+                    arch::load_u8(self.scales + u64::from(byte))
+                });
+                element * scale
+            }
+        }
     }
 
     #[inline(always)]

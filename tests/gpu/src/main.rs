@@ -33,6 +33,7 @@ mod reading;
 mod report;
 mod rig;
 mod sanitizer;
+mod scaled;
 mod scatter;
 mod search;
 mod sim;
@@ -159,6 +160,7 @@ fn main() -> ExitCode {
     product::all(&mut report, &bench);
     search::all(&mut report, &bench);
     wide::all(&mut report, &bench);
+    scaled::all(&mut report, &bench);
     layers::all(&mut report, &bench);
     model::all(&mut report, &bench);
     two_gpus::all(&mut report, &bench);

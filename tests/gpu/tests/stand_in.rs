@@ -104,6 +104,7 @@ fn rows_are_well() {
         "gather/cache",
         "gather/fault",
         "gather/wide",
+        "gather/scaled",
         "gather/beside/",
         "gather/graph/",
         "gather/context",
@@ -113,11 +114,12 @@ fn rows_are_well() {
         "stripes/left",
         "stripes/graph/outlives",
         "stripes/wide",
+        "stripes/scaled",
         "by-host/",
         "ranges/",
         "graphs/",
     ];
-    all_pass("rows", 93, &chosen);
+    all_pass("rows", 96, &chosen);
 }
 
 #[test]

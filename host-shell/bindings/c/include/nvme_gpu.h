@@ -942,7 +942,7 @@ void nvme_gpu_pending_free(struct nvme_gpu_pending_t *pending);
  the reads and copies the rows. Of the request `ids`, `count`, `id_type` and `stream` are used. On success `*begun` is
  a handle for nvme_gpu_begun_free(), else NULL.
 
- This is for few rows of one drive in units of 16 bytes (768 rows of 256 bytes, by default): the second half reads all
+ This is for few rows of one drive in units of 4 bytes (768 rows of 256 bytes, by default): the second half reads all
  other rows by itself, and those that are begun while other gathers hold the queues. The ids stay as they are until the
  second half has ended. The stream may be captured; then both halves have to be in one capture.
  Errors: NVME_GPU_ERROR_USAGE, also for a store without a GPU; NVME_GPU_ERROR_ENVIRONMENT.
@@ -954,7 +954,7 @@ nvme_gpu_status nvme_gpu_gather_begin(struct nvme_gpu_table_t *table,
 /*
  Finishes a gather: puts a launch into a stream that waits for the reads, copies the rows and stores their status. It
  comes after the first half, whichever stream that is in. Of the request `out`, `stride`, `row_status` and `stream` are
- used; `out` and `stride` are multiples of 16 in memory of the store's GPU. Returns at once; `pending` is as in
+ used; `out` and `stride` are multiples of 4 in memory of the store's GPU. Returns at once; `pending` is as in
  nvme_gpu_gather_async().
 
  A read has its deadline from the time when it was submitted. A recovery, or nvme_gpu_close(), between the halves fails

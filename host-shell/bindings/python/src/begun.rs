@@ -2,15 +2,15 @@
 // UNSAFETY: the GPU uses memory by address; its owners are kept until the gather has ended.
 #![allow(unsafe_code)]
 
-use crate::error::ExceptionParts;
 use crate::flight::{GpuOperation, LaunchedTransfers};
 use crate::left::{self, BufferedTransfer};
 use crate::pool::lock;
 use crate::process;
 use crate::store::PyStore;
+use crate::view::PyView;
 use nvme_host::ProcessMark;
 use nvme_host::cuda::{GatherTarget, PendingRows};
-use nvme_host::store::BegunGather;
+use nvme_host::store::{BegunGather, RowConversion};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,11 @@ pub struct BegunRead {
     pub store: Py<PyStore>,
     pub flights: Arc<LaunchedTransfers>,
     pub count: u64,
+    /// Bytes of a row that comes out.
     pub row_bytes: u64,
+    pub widen: Option<RowConversion>,
+    /// Owner of the scales in memory of a GPU.
+    pub scales: Option<Py<PyView>>,
     pub state: Mutex<BegunState>,
 }
 
@@ -53,7 +57,11 @@ impl BegunRead {
             status,
         };
         let ids = lock(&self.state).ids.as_ref().map(|ids| ids.clone_ref(py));
-        let buffers = (ids, buffers).into_pyobject(py)?.into_any().unbind();
+        let scales = self.scales.as_ref().map(|scales| scales.clone_ref(py));
+        let buffers = (ids, buffers, scales)
+            .into_pyobject(py)?
+            .into_any()
+            .unbind();
         let bytes = self.count.saturating_mul(self.row_bytes);
         let what = ("gather", self.count, bytes);
         self.flights
@@ -63,7 +71,12 @@ impl BegunRead {
                 let gather = gather.ok_or_else(nvme_host::cuda::BegunPoint::finished_twice)?;
                 // SAFETY: the addresses are of the buffers, which are kept until the gather has ended; those that a graph
                 // uses are its user's to keep.
-                unsafe { gather.finish(&target, stream) }
+                unsafe {
+                    match &self.widen {
+                        Some(widen) => gather.finish_as(&target, widen.clone(), stream),
+                        None => gather.finish(&target, stream),
+                    }
+                }
             })
     }
 
@@ -104,20 +117,6 @@ impl Drop for BegunRead {
             Ok(pending) => left::keep(LeftIds { pending, ids }),
             // The driver takes no launches any more: whether the ids are used is not known.
             Err(_) => std::mem::forget(ids),
-        }
-    }
-}
-
-impl BegunRead {
-    /// # Errors
-    /// Usage for rows that come out wider than they are stored.
-    pub fn check_stored(is_wide: bool) -> Result<(), ExceptionParts> {
-        match is_wide {
-            false => Ok(()),
-            true => Err(ExceptionParts::usage(
-                "rows that come out wider than they are stored are not gathered in halves",
-                "use a table of the stored dtype, and convert the rows",
-            )),
         }
     }
 }

@@ -11,7 +11,10 @@ use crate::store::{Open, PyStore};
 use crate::view::{MemoryPiece, PyView};
 use nvme_host::ProcessMark;
 use nvme_host::cuda::{GatherIds, RowRequest};
-use nvme_host::store::{DuplicateIds, RowElement, RowIds, RowReport, RowWidening, TableRanges};
+use nvme_host::store::{
+    DuplicateIds, RowConversion, RowElement, RowIds, RowReport, RowScales, RowWidening,
+    ScaleFactor, ScaleFormat, ScaleMemory, TableRanges,
+};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 
@@ -88,7 +91,9 @@ pub struct PyTable {
     /// Ranges of a table that lies in several.
     ranges: Option<TableRanges>,
     /// Conversion of the elements in a gather, and the bytes of a converted row.
-    widen: Option<(RowWidening, u64)>,
+    widen: Option<(RowConversion, u64)>,
+    /// Owner of the scales in memory of a GPU.
+    scales: Option<Py<PyView>>,
     flights: Arc<LaunchedTransfers>,
 }
 
@@ -102,6 +107,28 @@ impl PyTable {
                 "rows that come out wider than they are stored are not written",
                 "write through a table of the stored dtype, or write_from",
             )),
+        }
+    }
+
+    /// Returns the bytes of a gathered row.
+    fn out_bytes(&self) -> u64 {
+        self.widen
+            .as_ref()
+            .map_or(self.row_bytes, |(_, bytes)| *bytes)
+    }
+
+    /// Returns `buffers` with the owner of the scales, which the gather uses as long.
+    fn with_scales(
+        &self,
+        py: Python<'_>,
+        buffers: Option<Py<PyAny>>,
+    ) -> PyResult<Option<Py<PyAny>>> {
+        match &self.scales {
+            None => Ok(buffers),
+            Some(scales) => {
+                let held = (buffers, scales.clone_ref(py)).into_pyobject(py)?;
+                Ok(Some(held.into_any().unbind()))
+            }
         }
     }
 
@@ -127,7 +154,7 @@ impl PyTable {
         if !is_gather {
             self.check_stored()?;
         }
-        let widen = self.widen.map(|(widen, _)| widen);
+        let widen = self.widen.as_ref().map(|(widen, _)| widen.clone());
         let of_ids = ids.get().of_host("ids", false)?;
         let name = if is_gather { "out" } else { "the source" };
         let of_rows = rows.get().of_host(name, is_gather)?;
@@ -185,6 +212,39 @@ impl PyTable {
             verdict(report, word)
         })
     }
+}
+
+/// Returns the format of scales by the name of their dtype.
+fn scale_format(dtype: &str) -> Result<ScaleFormat, ExceptionParts> {
+    match dtype {
+        "float32" => Ok(ScaleFormat::F32),
+        "bfloat16" => Ok(ScaleFormat::Bf16),
+        // Bytes without a dtype of their own, as libraries without one have them.
+        "float8_e8m0fnu" | "uint8" => Ok(ScaleFormat::E8M0),
+        "float8_e4m3fn" => Ok(ScaleFormat::E4M3),
+        other => Err(ExceptionParts::usage(
+            format!("scales are {other}"),
+            "use float32, bfloat16, float8_e8m0fnu (or its bytes) or float8_e4m3fn",
+        )),
+    }
+}
+
+/// Returns where the scales in `view` lie: memory of the host is copied, that of a GPU has an owner.
+fn scale_memory(
+    view: &Py<PyView>,
+    py: Python<'_>,
+) -> Result<(ScaleMemory, Option<Py<PyView>>), ExceptionParts> {
+    if let Ok(of_host) = view.get().of_host("the scales", false) {
+        // SAFETY: the view keeps the memory, which is copied here.
+        let bytes = unsafe { of_host.slice() };
+        return Ok((ScaleMemory::Host(bytes.into()), None));
+    }
+    let of_gpu = view.get().memory();
+    let memory = ScaleMemory::Gpu {
+        address: of_gpu.address,
+        bytes: of_gpu.bytes as u64,
+    };
+    Ok((memory, Some(view.clone_ref(py))))
 }
 
 /// Returns the ranges of `rows` rows of `row_bytes` bytes, each with its first byte and its length.
@@ -256,6 +316,7 @@ impl PyTable {
             row_bytes,
             ranges,
             widen: None,
+            scales: None,
             flights: Arc::default(),
         };
         table.get()?;
@@ -276,7 +337,55 @@ impl PyTable {
             rows: self.rows,
             row_bytes: self.row_bytes,
             ranges: self.ranges.clone(),
-            widen: Some((widen, wide_bytes)),
+            widen: Some((widen.into(), wide_bytes)),
+            scales: None,
+            flights: Arc::clone(&self.flights),
+        })
+    }
+
+    /// Returns the same rows, of which `columns` elements share a scale of the dtype `dtype` in `memory`, and all of them
+    /// `factor`, which multiplies the scales or `divides` them. Without memory the factor is the scale.
+    fn scaled(
+        &self,
+        py: Python<'_>,
+        stored: Option<(&str, u32, Py<PyView>)>,
+        factor: f32,
+        divides: bool,
+    ) -> PyResult<Self> {
+        let Some((conversion, wide_bytes)) = &self.widen else {
+            let cause = "rows that come out as they are stored have no scales";
+            return Err(ExceptionParts::usage(cause, "pass to=, the dtype of scaled rows").into());
+        };
+        let factor = match divides {
+            true => ScaleFactor::Over(factor),
+            false => ScaleFactor::Times(factor),
+        };
+        let (scales, owner) = match stored {
+            None => {
+                let none = ScaleMemory::Nowhere;
+                (RowScales::new(ScaleFormat::F32, 1, factor, none), None)
+            }
+            Some((dtype, columns, view)) => {
+                let (memory, owner) = scale_memory(&view, py)?;
+                let scales = RowScales::new(scale_format(dtype)?, columns, factor, memory);
+                (scales, owner)
+            }
+        };
+        let conversion = RowConversion {
+            widen: conversion.widen,
+            scales: Some(Arc::new(scales.map_err(ExceptionParts::from)?)),
+        };
+        conversion
+            .row_bytes(self.rows, self.row_bytes)
+            .map_err(ExceptionParts::from)?;
+        Ok(Self {
+            store: self.store.clone_ref(py),
+            offset: self.offset,
+            rows: self.rows,
+            row_bytes: self.row_bytes,
+            ranges: self.ranges.clone(),
+            widen: Some((conversion, *wide_bytes)),
+            scales: owner,
             flights: Arc::clone(&self.flights),
         })
     }
@@ -352,16 +461,17 @@ impl PyTable {
             wide_ids: wide,
             count,
             out,
-            out_stride: self.widen.map_or(self.row_bytes, |(_, bytes)| bytes),
+            out_stride: self.out_bytes(),
             status,
         };
         let what = ("gather", count, count.saturating_mul(request.out_stride));
+        let buffers = self.with_scales(py, buffers)?;
         flights.launch(py, store, what, buffers, apart, || {
             // SAFETY: the addresses are of the buffers, which are kept until the gather has ended; those that a
             // graph uses are its user's to keep.
             unsafe {
-                match self.widen {
-                    Some((widen, _)) => table.gather_as_on_gpu(&request, widen, stream),
+                match &self.widen {
+                    Some((widen, _)) => table.gather_as_on_gpu(&request, widen.clone(), stream),
                     None => table.gather_on_gpu(&request, stream),
                 }
             }
@@ -379,7 +489,6 @@ impl PyTable {
         stream: u64,
         ids_owner: Option<Py<PyAny>>,
     ) -> PyResult<BegunRead> {
-        BegunRead::check_stored(self.widen.is_some())?;
         let (store, table) = self.get()?;
         let ids = GatherIds {
             ids,
@@ -397,7 +506,9 @@ impl PyTable {
             store: self.store.clone_ref(py),
             flights: Arc::clone(&self.flights),
             count,
-            row_bytes: self.row_bytes,
+            row_bytes: self.out_bytes(),
+            widen: self.widen.as_ref().map(|(widen, _)| widen.clone()),
+            scales: self.scales.as_ref().map(|scales| scales.clone_ref(py)),
             state: Mutex::new(BegunState {
                 gather: Some(begun.map_err(ExceptionParts::from)?),
                 ids: ids_owner,

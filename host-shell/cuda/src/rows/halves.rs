@@ -9,18 +9,20 @@ use super::super::captured::keep_with_graph;
 use super::super::leftovers::{self, LaunchLeftover};
 use super::super::pointer::KernelArgument;
 use super::super::stream::Stream;
-use super::batched::{OwnedShape, held_stations};
+use super::batched::{LEAST_SHIFT, OwnedShape, held_stations};
 use super::begun_point::BegunPoint;
 use super::kernels::RowKernels;
-use super::pending::PendingRows;
+use super::pending::{LaunchSequence, PendingRows};
 use super::records::RecordMemory;
-use super::request::{RowDirection, RowRequest, RowTable};
-use super::slot::LaunchSlot;
+use super::request::{RowRequest, RowTable};
+use super::slot::{LaunchSlot, Named};
 use super::state::RowsState;
+use super::wide::WideRows;
 use super::{GpuRows, TableMap, closed};
 use nvme_core::spec::nvm;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
+use nvme_driver::widen::RowConversion;
 use nvme_gpu_kernel::rows::{Batched, GatherLaunch, HalvedGather, RECORD_BYTES};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -85,7 +87,7 @@ impl LaunchLeftover for HalvesOfGraph {}
 impl GpuRows {
     /// Begins a gather in `stream`, a `CUstream` of this GPU: its launch submits the reads, and leaves the GPU. Returns
     /// `None`, with nothing in the stream, for rows that no queue of a block can be held for: without such queues, for
-    /// more bytes or rows than their limits, and for rows that are not in units of 16 bytes.
+    /// more bytes or rows than their limits, and for rows that are not in units of 4 bytes.
     ///
     /// # Safety
     /// The ids are valid on the GPU until the launch has ended, and for as long as a graph that captured it may be launched.
@@ -169,7 +171,8 @@ impl GpuRows {
 
 impl BegunRows {
     /// Finishes the gather in `stream`, a `CUstream` of its GPU, after the first half, also where that is in another
-    /// stream: waits for the reads, copies the rows to `target` and frees the stations. Returns before it runs. A read has
+    /// stream: waits for the reads, copies the rows to `target`, converted as `widen` says, and frees the stations. Returns
+    /// before it runs. A read has
     /// its deadline from the time when it was submitted. After a recovery between the halves each row is zero with status
     /// [`GONE`](nvme_gpu_kernel::rows::code::GONE).
     ///
@@ -178,30 +181,29 @@ impl BegunRows {
     /// that captured it may be launched.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a gather that was finished before, for an output that is not in units of 16 bytes, and as
-    /// [`BegunPoint::order`]; [`Error::Environment`] with the driver's answer. The gather can be finished still, except for
+    /// [`Error::Usage`] for a gather that was finished before, for an output whose stored rows would not lie in units of 4
+    /// bytes, as [`GpuRows::gather`] and as [`BegunPoint::order`]; [`Error::Environment`] with the driver's answer. The gather can be finished still, except for
     /// the first of these.
-    pub unsafe fn finish(&mut self, target: &GatherTarget, stream: u64) -> Result<PendingRows> {
+    pub unsafe fn finish(
+        &mut self,
+        target: &GatherTarget,
+        widen: Option<&RowConversion>,
+        stream: u64,
+    ) -> Result<PendingRows> {
         let halves = &*self.halves;
         let gather = &halves.halved.batched.gather;
         let mut second = lock(&halves.second);
         if second.is_none() {
             return Err(BegunPoint::finished_twice());
         }
-        let request = RowRequest {
-            ids: 0,
-            wide_ids: true,
-            count: gather.count,
-            out: target.out,
-            out_stride: target.out_stride,
-            status: target.status,
-        };
-        let (row_bytes, gpu) = (gather.row_bytes.into(), &halves.state.gpu);
-        let request = request.judged(gpu, row_bytes, RowDirection::Read, stream)?;
-        if (request.out | request.out_stride) % 16 != 0 {
+        let gpu = &halves.state.gpu;
+        let (wide, after) = halves.wide(target, widen, stream)?;
+        let request = wide.stored;
+        let of_out = (request.out | request.out_stride).trailing_zeros();
+        if of_out < LEAST_SHIFT {
             return Err(Error::usage(
                 format!(
-                    "rows that were begun go to multiples of 16 bytes: out is at {:#x}, its rows are {} bytes apart",
+                    "rows that were begun go to multiples of 4 bytes: those at {:#x} are {} bytes apart",
                     request.out, request.out_stride
                 ),
                 "align the output, or gather the rows by one call",
@@ -213,6 +215,8 @@ impl BegunRows {
             out: request.out,
             out_stride: request.out_stride,
             status: request.status,
+            failed_as: wide.failed_as(),
+            unit_shift: gather.unit_shift.min(of_out),
             ..*gather
         };
         // SAFETY: the caller's.
@@ -220,7 +224,20 @@ impl BegunRows {
         if put.is_err() {
             *second = halves.state.reserve(1)?.pop();
         }
-        Ok(PendingRows::of_kernel(put?))
+        let finished = PendingRows::of_kernel(put?);
+        let Some(after) = after else {
+            return Ok(finished);
+        };
+        LaunchSequence::run(gpu, stream, |sequence| {
+            sequence.add(finished, 0);
+            let named: Named = Some(Arc::clone(&halves.record) as _);
+            // SAFETY: the caller's; the ids are in the record, which stays.
+            sequence.add(
+                unsafe { wide.put(&halves.kernels, (after, named), stream) }?,
+                0,
+            );
+            Ok(())
+        })
     }
 
     /// Gives up the rows. Returns the launch by which the stations come back; once it has ended nothing uses the ids. Of a
@@ -245,6 +262,41 @@ impl BegunRows {
 }
 
 impl GatherHalves {
+    /// Plans the rows of `target`, which it checks, with the number of one more launch if they are converted.
+    fn wide(
+        &self,
+        target: &GatherTarget,
+        widen: Option<&RowConversion>,
+        stream: u64,
+    ) -> Result<(WideRows, Option<LaunchSlot>)> {
+        let gather = &self.halved.batched.gather;
+        let table = RowTable {
+            first_byte: gather.first_byte,
+            rows: gather.rows,
+            row_bytes: gather.row_bytes,
+        };
+        let request = RowRequest {
+            ids: 0,
+            wide_ids: true,
+            count: gather.count,
+            out: target.out,
+            out_stride: target.out_stride,
+            status: target.status,
+        };
+        let gpu = &self.state.gpu;
+        // The ids are those that the first launch has kept: the caller's memory may hold others by now.
+        let request = RowRequest {
+            ids: self.halved.kept_ids,
+            ..request.judged_for_gather(gpu, &table, widen, stream)?
+        };
+        let wide = WideRows::new(&table, &request, WideRows::judged(widen, gpu, stream)?)?;
+        let after = match wide.launch() {
+            Some(_) => self.state.reserve(1)?.pop(),
+            None => None,
+        };
+        Ok((wide, after))
+    }
+
     /// Puts the first launch into `stream`.
     ///
     /// # Safety

@@ -62,11 +62,10 @@ use nvme_core::spec::nvm;
 use nvme_driver::controller::Controller;
 use nvme_driver::controller::session::UserFacts;
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::RowWidening;
+use nvme_driver::widen::RowConversion;
 use nvme_gpu_kernel::QueueArray;
 use nvme_gpu_kernel::rows::{
-    BLOCK_THREADS, BLOCK_WARPS, GatherLaunch, STATION_BYTES, STATION_CELLS, WARP_BYTES,
-    WidenLaunch, slot_bytes,
+    BLOCK_THREADS, BLOCK_WARPS, GatherLaunch, STATION_BYTES, STATION_CELLS, WARP_BYTES, slot_bytes,
 };
 use parameters::LaunchParameters;
 use slot::{LaunchSlot, Named};
@@ -286,7 +285,8 @@ impl GpuRows {
     ) -> Result<PendingRows> {
         self.check_mapped(table, ways.map)?;
         let request = &request.judged_for_gather(self.gpu(), table, ways.widen, stream)?;
-        let wide = WideRows::new(table, request, ways.widen)?;
+        let conversion = WideRows::judged(ways.widen, self.gpu(), stream)?;
+        let wide = WideRows::new(table, request, conversion)?;
         let launch = self.launch(table, &wide.stored).ok_or_else(closed)?;
         let launch = GatherLaunch {
             failed_as: wide.failed_as(),
@@ -361,22 +361,15 @@ impl GpuRows {
         stream: u64,
         gather: impl FnOnce(LaunchSlot) -> Result<PendingRows>,
     ) -> Result<PendingRows> {
-        let Some(widened) = wide.launch() else {
+        if wide.launch().is_none() {
             return gather(self.slot()?);
-        };
+        }
         let [first, second] = self.slots()?;
-        let launch = GatherLaunch {
-            station_count: self.kernels.as_ref().map_or(1, |of| of.widen_blocks),
-            ..widened.gather
-        };
+        let kernels = self.kernels.as_ref().ok_or_else(closed)?;
         LaunchSequence::run(self.gpu(), stream, |sequence| {
             sequence.add(gather(first)?, 0);
-            let done = self.start(launch, (second, None), stream, |kernels, gather, blocks| {
-                let widened = WidenLaunch { gather, ..widened };
-                // SAFETY: the kernel takes one `WidenLaunch`; the caller's.
-                unsafe { kernels.launch(stream, kernels.widen_rows, blocks, &widened) }
-            })?;
-            sequence.add(done, 0);
+            // SAFETY: the caller's.
+            sequence.add(unsafe { wide.put(kernels, (second, None), stream) }?, 0);
             Ok(())
         })
     }
@@ -514,7 +507,7 @@ pub struct GatherOptions<'a> {
     /// Rows that were read not long ago are taken from there.
     pub cache: Option<&'a TableCache>,
     /// Rows whose elements are converted to a wider format.
-    pub widen: Option<RowWidening>,
+    pub widen: Option<&'a RowConversion>,
     /// Ranges of a table that lies in several. The store has checked them; the table's first byte is the map's
     /// [`bits`](TableMap::bits).
     pub map: Option<&'a TableMap>,

@@ -4,7 +4,7 @@
 use crate::driver::Gpu;
 use crate::pointer::{KernelArgument, MemoryUse};
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::RowWidening;
+use nvme_driver::widen::RowConversion;
 use nvme_gpu_kernel::rows::{ListHead, RangeTarget};
 
 /// Direction of an operation on rows.
@@ -48,16 +48,16 @@ impl RowRequest {
     /// As [`judged`](Self::judged), for rows of `table` whose elements come out as `widen` says.
     ///
     /// # Errors
-    /// As [`judged`](Self::judged) and [`RowWidening::row_bytes`].
+    /// As [`judged`](Self::judged) and [`RowConversion::row_bytes`].
     pub(super) fn judged_for_gather(
         &self,
         gpu: &Gpu,
         table: &RowTable,
-        widen: Option<RowWidening>,
+        widen: Option<&RowConversion>,
         stream: u64,
     ) -> Result<Self> {
         let stored = u64::from(table.row_bytes);
-        let row_bytes = widen.map_or(Ok(stored), |widen| widen.row_bytes(stored))?;
+        let row_bytes = widen.map_or(Ok(stored), |widen| widen.row_bytes(table.rows, stored))?;
         self.judged(gpu, row_bytes, RowDirection::Read, stream)
     }
 

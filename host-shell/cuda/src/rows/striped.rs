@@ -136,7 +136,8 @@ impl StripedRows {
             let checked = member.check_current(nvm::opcode::READ);
             checked.map_err(|error| of_member(Some(index), error))?;
         }
-        let wide = WideRows::new(table, request, widen)?;
+        let conversion = WideRows::judged(widen, first.gpu(), stream)?;
+        let wide = WideRows::new(table, request, conversion)?;
         let launch = GatherLaunch {
             failed_as: wide.failed_as(),
             ..self.launch(words.memory.address(), table, &wide.stored)

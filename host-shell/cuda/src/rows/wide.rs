@@ -1,13 +1,22 @@
 //! Rows converted to a wider format: a gather puts the stored rows into the last bytes of the places of the wide ones,
 //! and a second launch after it in the stream widens them there.
 //!
-//! A row that was not read is one of zeros when it was gathered, whatever failed it, and is widened to zeros: the second
-//! launch knows no row status. The row status and the counts of failures are the gather's.
+//! A row that was not read is one of zeros when it was gathered, whatever failed it, and is widened to zeros, or to NaN by
+//! a scale that is NaN: the second launch knows no row status. The row status and the counts of failures are the gather's.
 
+// UNSAFETY: launches a kernel over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use super::super::driver::Gpu;
+use super::super::pointer::KernelArgument;
+use super::kernels::RowKernels;
+use super::pending::PendingRows;
 use super::request::{RowRequest, RowTable};
+use super::slot::{LaunchSlot, Named};
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::RowWidening;
-use nvme_gpu_kernel::rows::{GatherLaunch, WidenLaunch};
+use nvme_driver::widen::RowConversion;
+use nvme_gpu_kernel::rows::{BLOCK_WARPS, GatherLaunch, WidenLaunch};
+use std::sync::Arc;
 
 /// A request, and the conversion of its rows after they were read.
 pub(super) struct WideRows {
@@ -17,13 +26,17 @@ pub(super) struct WideRows {
 }
 
 impl WideRows {
-    /// Plans the gather; without `widen`, rows keep their stored format.
+    /// Plans the gather; without a conversion, rows keep their stored format. With it comes the address of its scales.
     ///
     /// # Errors
     /// [`Error::Usage`] for stored rows that are not whole blocks, and for an output that is not aligned to its
     /// elements or too narrow.
-    pub fn new(table: &RowTable, request: &RowRequest, widen: Option<RowWidening>) -> Result<Self> {
-        let Some(widen) = widen else {
+    pub fn new(
+        table: &RowTable,
+        request: &RowRequest,
+        conversion: Option<(&RowConversion, u64)>,
+    ) -> Result<Self> {
+        let Some((RowConversion { widen, scales }, scales_at)) = conversion else {
             return Ok(Self {
                 stored: *request,
                 widened: None,
@@ -48,6 +61,9 @@ impl WideRows {
             ..*request
         };
         let gather = GatherLaunch {
+            ids: stored.ids,
+            wide_ids: stored.wide_ids.into(),
+            rows: table.rows,
             out: stored.out,
             out_stride: stored.out_stride,
             count: stored.count,
@@ -61,11 +77,35 @@ impl WideRows {
             wide: widen.to as u32,
             elements: elements as u32,
             before: before as u32,
+            scales: scales_at,
+            layout: scales.as_ref().map(|of| of.layout()).unwrap_or_default(),
         };
         Ok(Self {
             stored,
             widened: Some(widened),
         })
+    }
+
+    /// Returns the conversion with the address of its scales on `gpu`, which is checked there.
+    ///
+    /// # Errors
+    /// As [`Gpu::judge`], and for scales in memory of the host.
+    pub fn judged<'c>(
+        conversion: Option<&'c RowConversion>,
+        gpu: &Gpu,
+        stream: u64,
+    ) -> Result<Option<(&'c RowConversion, u64)>> {
+        let Some(conversion) = conversion else {
+            return Ok(None);
+        };
+        let Some(scales) = &conversion.scales else {
+            return Ok(Some((conversion, 0)));
+        };
+        let mut address = scales.address()?;
+        if let Some((at, bytes)) = scales.on_gpu() {
+            address = gpu.judge(stream, &KernelArgument::read("scales", at, bytes, 1))?;
+        }
+        Ok(Some((conversion, address)))
     }
 
     /// Returns the number of the format in whose encoding of zeros the gather fills rows that it cannot read; 0
@@ -78,11 +118,43 @@ impl WideRows {
     pub fn launch(&self) -> Option<WidenLaunch> {
         self.widened
     }
+
+    /// Puts the second launch into `stream`, as launch `slot`; `named` stays until it has ended.
+    ///
+    /// # Safety
+    /// The rows were gathered before it in the stream. Ids, rows and scales stay until it has ended, and for as long as a
+    /// graph that captured it may be launched.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with the driver's answer.
+    pub unsafe fn put(
+        &self,
+        kernels: &Arc<RowKernels>,
+        (slot, named): (LaunchSlot, Named),
+        stream: u64,
+    ) -> Result<PendingRows> {
+        let Some(widened) = self.widened.filter(|of| of.gather.count != 0) else {
+            return Ok(PendingRows::nothing());
+        };
+        let blocks = widened.gather.count.div_ceil(BLOCK_WARPS.into());
+        let blocks = blocks.min(kernels.widen_blocks.into()) as u32;
+        let gather = GatherLaunch {
+            station_count: kernels.widen_blocks,
+            ..widened.gather
+        };
+        let slot = slot.put(gather, (kernels, named), stream, |gather| {
+            let widened = WidenLaunch { gather, ..widened };
+            // SAFETY: the kernel takes one `WidenLaunch`; the caller's.
+            unsafe { kernels.launch(stream, kernels.widen_rows, blocks, &widened) }
+        })?;
+        Ok(PendingRows::of_kernel(slot))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nvme_driver::widen::{RowScales, RowWidening};
     use nvme_formats::{Format, WideFormat};
 
     const TABLE: RowTable = RowTable {
@@ -105,7 +177,8 @@ mod tests {
             from: Format::Q4_0,
             to: WideFormat::F32,
         };
-        let wide = WideRows::new(&TABLE, &REQUEST, Some(widen)).unwrap();
+        let widen = RowConversion::from(widen);
+        let wide = WideRows::new(&TABLE, &REQUEST, Some((&widen, 0))).unwrap();
         let widened = wide.widened.unwrap();
         assert_eq!((widened.elements, widened.before), (64, 256 - 36));
         assert_eq!(wide.stored.out, (1 << 40) + 220);
@@ -121,10 +194,11 @@ mod tests {
 
     #[test]
     fn outputs_that_are_too_narrow_or_not_aligned_are_refused() {
-        let widen = Some(RowWidening {
+        let widen = RowConversion::from(RowWidening {
             from: Format::Q4_0,
             to: WideFormat::F32,
         });
+        let widen = Some((&widen, 0));
         let refused = |request: RowRequest| WideRows::new(&TABLE, &request, widen).is_err();
         let out = REQUEST.out + 2;
         assert!(refused(RowRequest { out, ..REQUEST }));
@@ -137,5 +211,28 @@ mod tests {
         let row_bytes = 35;
         let table = RowTable { row_bytes, ..TABLE };
         assert!(WideRows::new(&table, &REQUEST, widen).is_err());
+    }
+
+    #[test]
+    fn scales_belong_to_the_ids_of_the_table() {
+        let widen = RowConversion {
+            widen: RowWidening {
+                from: Format::F8E4M3,
+                to: WideFormat::Bf16,
+            },
+            scales: Some(Arc::new(RowScales::of_table(0.5).unwrap())),
+        };
+        let request = RowRequest {
+            ids: 1 << 41,
+            ..REQUEST
+        };
+        let wide = WideRows::new(&TABLE, &request, Some((&widen, 77))).unwrap();
+        let launch = wide.launch().unwrap();
+        assert_eq!(
+            (launch.scales, launch.layout.factor),
+            (77, 0.5f32.to_bits())
+        );
+        let gather = launch.gather;
+        assert_eq!((gather.ids, gather.wide_ids, gather.rows), (1 << 41, 1, 10));
     }
 }

@@ -74,8 +74,8 @@ class Entry(OneProcess):
 
         A tensor may lie in several :attr:`pieces`; its rows are not written then.
 
-        Raises :class:`Usage` for a single number, for rows of no bytes, and for a dtype that tables do not have (packed
-        numbers such as ``float4_e2m1fn_x2``, and most blocks of GGUF).
+        Raises :class:`Usage` for a single number, for rows of no bytes, and for a dtype that tables do not have (most
+        blocks of GGUF).
         """
         self._check_table()
         return table_of([self], self._shape, self._dtype)
@@ -94,13 +94,22 @@ class Entry(OneProcess):
         return f"<nvme_gpu.Entry {self._name!r} {self._shape} {self._dtype} at byte {self._offset}>"
 
 
-def table_of(tensors: list[Entry], shape: tuple[int, ...], dtype: Any, to: Any = None) -> Table:
+def table_of(
+    tensors: list[Entry],
+    shape: tuple[int, ...],
+    dtype: Any,
+    to: Any = None,
+    scales: Any = None,
+    factor: Any = 1.0,
+    over: Any = 1.0,
+) -> Table:
     """The rows of tensors of one store, one tensor after the other."""
     pieces = [piece for tensor in tensors for piece in tensor.pieces]
     store = tensors[0]._store
     if len(pieces) <= 1:
-        return Table(store, pieces[0][0] if pieces else tensors[0]._offset, shape, dtype, to)
-    return Table(store, 0, shape, dtype, to, pieces)
+        first = pieces[0][0] if pieces else tensors[0]._offset
+        return Table(store, first, shape, dtype, to, None, scales, factor, over)
+    return Table(store, 0, shape, dtype, to, pieces, scales, factor, over)
 
 
 class Catalog(Held, Mapping[str, Entry]):

@@ -45,6 +45,9 @@ BLOCKS: dict[str, tuple[int, int]] = {
     "iq4_nl": (32, 18),
     "iq4_xs": (256, 136),
     "mxfp4": (32, 17),
+    # Two elements of E2M1 in a byte, and rows of 256 of E4M3 with their eight scales behind them.
+    "float4_e2m1fn_x2": (2, 1),
+    "float8_scaled": (256, 264),
 }
 # What gathers widen, and to what.
 WIDENED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from . import _dtypes, _native
+from . import _dtypes, _native, _scales
 from ._catalog import Catalog, Entry, catalog, table_of
 from ._errors import Usage
 from ._files import DriveFile, Volume
@@ -23,6 +23,10 @@ def lookup_table(
     shape: Any = None,
     dtype: Any = None,
     to: Any = None,
+    stored: str | None = None,
+    scales: Any = None,
+    factor: Any = 1.0,
+    over: Any = 1.0,
     **options: Any,
 ) -> Table:
     """The table of the rows of several tensors, one tensor after the other, read from where they lie in their files:
@@ -35,7 +39,10 @@ def lookup_table(
 
     ``names``: the tensors, in the order of the rows. One name, or a name with ``{}`` for the numbers 0, 1, 2 and so on, as in
     ``"model.embedding.shard_{}.weight"``. ``shape``: the shape that the table must have, ``(rows, *row)``. ``dtype``: the
-    dtype that its tensors must have. ``to``: as for :meth:`Store.table`. Paths are opened for reading only, with the
+    dtype that its tensors must have. ``to``, ``scales``, ``factor`` and ``over``: as for :meth:`Store.table`; the last three
+    may name tensors of the same files, which are read to memory whole: the scales in the order of the rows (``{}`` as above),
+    the others one float32. ``stored``: what tensors of bytes hold, ``"float4_e2m1fn_x2"`` or another of the blocks that
+    :meth:`Store.table` has; ``shape`` is that of their elements. Paths are opened for reading only, with the
     ``options`` of :func:`open`; ``gpu=0`` is for a GPU that gathers. Closing the table's store closes them.
 
     Only headers are read. Raises :class:`Usage` for a tensor that is in no file, in two, or named twice; for a number that is
@@ -45,14 +52,21 @@ def lookup_table(
     """
     catalogs, owned = _catalogs(source, options)
     try:
-        return _of_catalogs(catalogs, names, shape, dtype, to)
+        return _of_catalogs(catalogs, names, (shape, dtype, stored), to, (scales, factor, over))
     except BaseException:
         if owned is not None:
             owned.close()
         raise
 
 
-def _of_catalogs(catalogs: list[Catalog], names: str | Iterable[str], shape: Any, dtype: Any, to: Any) -> Table:
+def _of_catalogs(
+    catalogs: list[Catalog],
+    names: str | Iterable[str],
+    wanted: tuple[Any, Any, str | None],
+    to: Any,
+    multiplied: tuple[Any, Any, Any],
+) -> Table:
+    shape, dtype, stored = wanted
     found: dict[str, Entry] = {}
     for one in catalogs:
         for name, entry in one.items():
@@ -77,12 +91,36 @@ def _of_catalogs(catalogs: list[Catalog], names: str | Iterable[str], shape: Any
             raise Usage(
                 f"{tensor.name!r} and {first.name!r} lie in two stores", "open both as one store: joined:DEVICE|DEVICE"
             )
-    rows = (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])
+    row, kind = first.shape[1:], first.dtype
+    if stored is not None:
+        row, kind = _unpacked(first, stored), stored
+    rows = (sum(tensor.shape[0] for tensor in tensors), *row)
     if shape is not None and tuple(shape) != rows:
         raise Usage(f"the tensors have the shape {rows}, not {tuple(shape)}", "check names= and shape=")
     if dtype is not None and _stored_name(dtype) != first.dtype:
         raise Usage(f"the tensors are of the dtype {first.dtype}, not {dtype}", "check names= and dtype=")
-    return table_of(tensors, rows, first.dtype, to)
+
+    def find(name: str) -> list[Entry]:
+        return [_named(found, one) for one in _names(found, name)]
+
+    scales, factor, over = multiplied
+    scales = _scales.read_scales(scales, find)
+    factor, over = _scales.number_of("factor", factor, find), _scales.number_of("over", over, find)
+    return table_of(tensors, rows, kind, to, scales, factor, over)
+
+
+def _unpacked(tensor: Entry, stored: str) -> tuple[int, ...]:
+    """The shape of a row of bytes that are blocks of elements."""
+    if stored not in _dtypes.BLOCKS or tensor.dtype not in ("uint8", "int8"):
+        raise Usage(
+            f"{tensor.name!r} is of the dtype {tensor.dtype}, and stored is {stored!r}",
+            "use it for tensors of uint8 or int8, with one of " + ", ".join(_dtypes.BLOCKS),
+        )
+    elements, nbytes = _dtypes.BLOCKS[stored]
+    *before, last = tensor.shape[1:] or (1,)
+    if last % nbytes:
+        raise Usage(f"rows of {last} bytes are not whole blocks of {nbytes} bytes, as {stored} has them", "check stored=")
+    return (*before, last // nbytes * elements)
 
 
 def _stored_name(dtype: Any) -> str:

@@ -11,7 +11,7 @@ import sys
 import weakref
 from typing import Any, Literal, NoReturn, Protocol
 
-from . import _buffers, _dtypes, _gathers, _native, _prefetch
+from . import _buffers, _dtypes, _gathers, _native, _prefetch, _scales
 from ._errors import Timeout, Usage, in_short
 from ._gathers import Check
 from ._held import Held, OneProcess
@@ -342,7 +342,17 @@ class Store(Held):
         """Makes durable what was written before. Waits for it."""
         Pending(self._native.flush(), None).result()
 
-    def table(self, offset: int = 0, *, shape: Any, dtype: Any, to: Any = None) -> Table:
+    def table(
+        self,
+        offset: int = 0,
+        *,
+        shape: Any,
+        dtype: Any,
+        to: Any = None,
+        scales: Any = None,
+        factor: float = 1.0,
+        over: float = 1.0,
+    ) -> Table:
         """Rows from byte ``offset`` on, of any alignment.
 
         ``shape``: ``(N, *row)``, rows one after the other in the order of C. ``dtype``: a name such as ``"float16"`` or
@@ -353,9 +363,16 @@ class Store(Held):
         ``to``: ``"float16"``, ``"bfloat16"`` or ``"float32"``, what gathers make of stored float16, bfloat16, float8 or blocks on the
         way; only the stored bytes are read. Blocks come out as float16 without it. Such a table is not written to.
 
-        Raises :class:`Usage` for a table that does not lie inside the store, or rows of no bytes.
+        ``scales``: with ``to``, what the elements are multiplied by: a number for all, or an array of ``(rows, groups)``, each
+        for as many columns, of float32, bfloat16, float8_e4m3fn or float8_e8m0fnu (or its bytes, uint8). It lies in memory of
+        the GPU where that gathers; memory of the host, for the CPU, is copied. ``factor`` multiplies all scales, ``over``
+        divides them: NVFP4 has files of either kind. ``"float4_e2m1fn_x2"`` is two elements in a byte, the first one in its
+        lower half; ``"float8_scaled"`` is 256 of E4M3 with eight E8M0 scales behind them, as in rows of ds4.
+
+        Raises :class:`Usage` for a table that does not lie inside the store, rows of no bytes, and scales that are not as
+        many as the rows need.
         """
-        return Table(self, offset, shape, dtype, to)
+        return Table(self, offset, shape, dtype, to, None, scales, factor, over)
 
     def _move(self, buf: Any, offset: Any, stream: Any, is_read: bool, durable: bool) -> Pending:
         at = _whole("offset", offset, 0, (1 << 64) - 1)
@@ -398,6 +415,7 @@ class Table(OneProcess):
         "_dtype",
         "_size",
         "_row_bytes",
+        "_is_scaled",
         "_others",
         "_torch",
         "__weakref__",
@@ -411,6 +429,9 @@ class Table(OneProcess):
         dtype: Any,
         to: Any = None,
         ranges: list[tuple[int, int]] | None = None,
+        scales: Any = None,
+        factor: Any = 1.0,
+        over: Any = 1.0,
     ) -> None:
         if not isinstance(store, Store):
             raise TypeError("store is not a nvme_gpu.Store: use store.table(...)")
@@ -443,6 +464,9 @@ class Table(OneProcess):
             self._dtype = _dtypes.name_of(to)
         if is_blocks or self._dtype != self._stored:
             self._native = self._native.widened(self._stored, self._dtype)
+        self._is_scaled = scales is not None or factor != 1.0 or over != 1.0
+        if self._is_scaled:
+            self._native = _scales.scaled(store, self._native, (lengths[0], elements), scales, factor, over)
         self._size = _dtypes.SIZES[self._dtype][0]
         self._row_bytes = elements * self._size
         self._others: dict[str, Table] = {}
@@ -533,7 +557,7 @@ class Table(OneProcess):
 
         ``ids`` and ``stream`` are those of :meth:`gather`. In memory of a GPU a launch in the stream submits the reads and
         leaves the GPU: what the program puts into the stream next runs while the drive works. That is for few rows (768
-        rows of 256 bytes, or 192 KiB) of one drive, of multiples of 16 bytes; ``result`` reads others itself, and those
+        rows of 256 bytes, or 192 KiB) of one drive, of multiples of 4 bytes; ``result`` reads others itself, and those
         that are begun while others hold the queues (``late_rows`` of :meth:`Store.stats`). The ids stay as they are until
         then. Ids in memory of the host are gathered by ``result``.
         """
@@ -598,7 +622,7 @@ class Table(OneProcess):
     def _widened(self, dtype: Any) -> Table | None:
         """This table with elements that come out as ``dtype``, where a gather makes that on the way."""
         name = _dtypes.name_of(dtype)
-        if name == self._dtype or self._stored != self._dtype:
+        if name == self._dtype or self._stored != self._dtype or self._is_scaled:
             return None
         if self._stored not in _dtypes.WIDENED or name not in _dtypes.WIDE:
             return None
@@ -610,7 +634,7 @@ class Table(OneProcess):
             wide._stored, wide._stored_bytes, wide._dtype = self._stored, self._stored_bytes, name
             wide._size = _dtypes.SIZES[name][0]
             wide._row_bytes = self._row_bytes // self._size * wide._size
-            wide._others, wide._torch = {}, None
+            wide._others, wide._torch, wide._is_scaled = {}, None, False
             self._others[name] = wide
         return wide
 

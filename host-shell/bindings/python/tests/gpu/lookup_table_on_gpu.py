@@ -138,7 +138,59 @@ def replays(count: int, row_bytes: int = 256, times: int = 1000) -> dict[str, ob
     return {"rows": count, "replays": times, "us": {name: statistics.median(one) for name, one in took.items()}}
 
 
+def scaled(kind: str, begin: int = 8, rows: int = 400_000) -> dict[str, object]:
+    """Rows with scales in GPU memory, by one call and in halves, against torch's own conversions of the same bytes."""
+    made = torch.Generator().manual_seed(9)
+    weights = torch.randint(0, 256, (rows, 256 if kind != "nvfp4" else 128), dtype=torch.uint8, generator=made)
+    if kind == "e8m0":
+        scales = torch.randint(110, 136, (rows, 8), dtype=torch.uint8, generator=made).view(torch.float8_e8m0fnu)
+        wanted = weights.view(torch.float8_e4m3fn).float() * scales.float().repeat_interleave(32, dim=1)
+        words = {"dtype": "float8_e4m3fn", "scales": scales.cuda()}
+    elif kind == "number":
+        wanted = weights.view(torch.float8_e4m3fn).float() * 0.037
+        words = {"dtype": "float8_e4m3fn", "scales": 0.037}
+    else:
+        scales = torch.randint(0, 127, (rows, 16), dtype=torch.uint8, generator=made).view(torch.float8_e4m3fn)
+        numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+        elements = numbers[torch.stack([weights & 15, weights >> 4], dim=2).flatten(1).long()]
+        wanted = elements * (scales.float() * 0.0021).repeat_interleave(16, dim=1)
+        words = {"dtype": "float4_e2m1fn_x2", "scales": scales.cuda(), "factor": 0.0021}
+    wanted = wanted.bfloat16()
+    same = lambda found, ids: torch.testing.assert_close(found.cpu(), wanted[ids], rtol=0, atol=0, equal_nan=True)  # noqa: E731
+    with nvme_gpu.open(DEVICE, gpu=0) as store:
+        store.write(weights, begin)
+        table = store.table(begin, shape=(rows, 256), to="bfloat16", **words)
+        order = torch.randperm(rows, generator=made)
+        same(table.gather(order.cuda()), order)
+        for count in (1, 48, 384):
+            for _ in range(100):
+                ids = torch.randint(0, rows, (count,), generator=made)
+                same(table.gather(ids.cuda()), ids)
+                same(table.prefetch(ids.cuda()).result(), ids)
+        ids = torch.zeros(48, dtype=torch.int64, device="cuda")
+        out = torch.zeros(48, 256, dtype=torch.bfloat16, device="cuda")
+        torch.cuda.synchronize()
+        graph, took = torch.cuda.CUDAGraph(), []
+        with torch.cuda.graph(graph):
+            table.prefetch(ids).result(out)
+        for _ in range(1000):
+            some = torch.randint(0, rows, (48,), generator=made)
+            ids.copy_(some)
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            graph.replay()
+            torch.cuda.synchronize()
+            took.append((time.perf_counter() - began) * 1e6)
+            same(out, some)
+        stats = store.stats()
+        return {"rows": rows, "us": statistics.median(took), "owned": stats["owned_gathers"], "halves": stats["begun_gathers"]}
+
+
 CASES: dict[str, Callable[[], dict[str, object]]] = {
+    "scaled-e8m0": lambda: scaled("e8m0"),
+    "scaled-e8m0-odd": lambda: scaled("e8m0", 3, 100_000),
+    "scaled-number": lambda: scaled("number"),
+    "scaled-nvfp4": lambda: scaled("nvfp4", 12),
     "shards-256": lambda: equal(lambda store, rows: table_on_drive(store, rows, 0), 256),
     "shards-160-odd": lambda: equal(lambda store, rows: table_on_drive(store, rows, 3), 160),
     "extents-160": lambda: equal(lambda store, rows: in_extents(store, rows, 128 << 10), 160),

@@ -1,0 +1,94 @@
+"""Scales that lie apart from the rows whose elements they multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import _buffers, _dtypes
+from ._errors import Usage
+
+if TYPE_CHECKING:
+    from . import _native
+    from ._catalog import Entry
+    from ._store import Store
+
+
+def scaled(store: Store, native: _native.Table, shape: tuple[int, int], scales: Any, factor: Any, over: Any) -> _native.Table:
+    """``native``, of ``shape`` rows and elements of a row, with its elements multiplied."""
+    times, divisor = _number("factor", factor), _number("over", over)
+    if times != 1.0 and divisor != 1.0:
+        raise Usage("factor and over are both given", "use the one that the file's format has")
+    divides = divisor != 1.0
+    number = divisor if divides else times
+    if scales is None:
+        return native.scaled(None, number, divides)
+    if isinstance(scales, (int, float)):
+        if number != 1.0:
+            raise Usage("one number for the table has a factor", "pass their product as scales")
+        return native.scaled(None, _number("scales", scales), False)
+    memory = scales.memory if isinstance(scales, LoadedScales) else scales
+    view = _buffers.view(memory, "scales", writable=False, store=store._native)
+    name = _dtypes.name_of(scales.dtype) if hasattr(scales, "dtype") else _dtypes.of_format(view.dtype)
+    rows, elements = shape
+    found = view.nbytes // _dtypes.SIZES[name][0]
+    groups = found // rows if rows else 1
+    if groups == 0 or groups * rows != found or elements % groups:
+        raise Usage(
+            f"{found} scales are not as many for each of {rows} rows of {elements} elements",
+            "pass scales of the shape (rows, groups)",
+        )
+    return native.scaled((name, elements // groups, view), number, divides)
+
+
+def _number(what: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise Usage(f"{what} is {value!r}", "pass a number") from None
+
+
+def number_of(what: str, value: Any, find: Callable[[str], list[Entry]]) -> Any:
+    """``value``, or the number of the tensor that it names."""
+    if not isinstance(value, str):
+        return value
+    [tensor] = find(value)
+    if tensor.nbytes != 4 or tensor.dtype != "float32":
+        raise Usage(f"{what}: {value!r} is {tensor.dtype} of the shape {tensor.shape}", "name a tensor of one float32")
+    return memoryview(tensor.read()).cast("f")[0]
+
+
+def read_scales(value: Any, find: Callable[[str], list[Entry]]) -> Any:
+    """``value``, or what lies in the tensors that it names: one number, or memory of the GPU that gathers, or of the host."""
+    if not isinstance(value, str):
+        return value
+    tensors = find(value)
+    first = tensors[0]
+    for tensor in tensors:
+        if tensor.dtype != first.dtype or tensor.shape[1:] != first.shape[1:]:
+            raise Usage(f"the scales {tensor.name!r} and {first.name!r} have other dtypes or rows", "name those of one table")
+    if len(tensors) == 1 and first.nbytes == 4 and first.dtype == "float32":
+        return number_of("scales", value, find)
+    store, total = first._store, sum(tensor.nbytes for tensor in tensors)
+    into: Any = bytearray(total)
+    torch = _buffers.torch()
+    if store.path["data"] == "gpu":
+        if torch is None:
+            raise Usage("scales for rows that a GPU gathers need torch", "pip install torch, or pass scales= in its memory")
+        into = torch.empty(total, dtype=torch.uint8, device=f"cuda:{store.gpu}")
+    at = 0
+    for tensor in tensors:
+        for place, nbytes in tensor.pieces:
+            part = into[at : at + nbytes] if _buffers.is_tensor(into) else memoryview(into)[at : at + nbytes]
+            store.read_into(part, place).result()
+            at += nbytes
+    return LoadedScales(into, first.dtype)
+
+
+class LoadedScales:
+    """Bytes of scales with their dtype."""
+
+    __slots__ = ("memory", "dtype")
+
+    def __init__(self, memory: Any, dtype: str) -> None:
+        self.memory, self.dtype = memory, dtype
