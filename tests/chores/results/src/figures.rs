@@ -78,6 +78,10 @@ fn tables(name: &str, figures: &[Figure]) -> String {
     let mut text = format!("# {name}\n");
     for group in figures.chunk_by(|one, next| one[..4] == next[..4]) {
         let [date, commit, machine, command, ..] = &group[0];
+        let commit = match commit.as_str() {
+            "-" => "not recorded",
+            recorded => recorded,
+        };
         text += &format!("\n{date}, commit {commit}, {machine}\n\n    {command}\n\n");
         text += "| case | figure | unit |\n| --- | --- | --- |\n";
         for [.., case, figure, unit] in group {
@@ -99,7 +103,11 @@ mod tests {
         for name in names {
             let path = file(&name);
             let text = std::fs::read_to_string(&path).unwrap();
-            figures += parse(&path, &text).unwrap().len();
+            let found = parse(&path, &text).unwrap();
+            for [date, _, machine, ..] in &found {
+                assert!(date != "-" && machine != "-", "{name}: a figure without both");
+            }
+            figures += found.len();
         }
         assert!(figures >= 1500, "only {figures} figures are left");
     }
@@ -121,10 +129,11 @@ mod tests {
     #[test]
     fn figures_of_one_run_share_a_table() {
         let row = |command: &str, case: &str| {
-            ["d", "c", "m", command, case, "1", "us"].map(str::to_string)
+            ["d", "-", "m", command, case, "1", "us"].map(str::to_string)
         };
         let text = tables("x", &[row("a", "one"), row("a", "two"), row("b", "three")]);
         assert_eq!(text.matches("| case | figure | unit |").count(), 2);
         assert!(text.contains("    a\n") && text.contains("| two | 1 | us |"));
+        assert!(text.contains("d, commit not recorded, m"));
     }
 }
