@@ -1,6 +1,7 @@
 //! `get-feature` and `set-feature`: one feature, as numbers and as text.
 
 use crate::admin::passthru::dword as bits32;
+use crate::common::images::CommandFiles;
 use crate::common::{DeviceArgs, WriteArgs, hex, output};
 use clap::{Args, ValueEnum};
 use nvme_host::core::spec::Nsid;
@@ -162,7 +163,7 @@ impl GetFeature {
 }
 
 impl SetFeature {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         let (fid, value) = (id(self.feature_id)?, dword(self.value)?);
         if matches!(fid, fid::NUMBER_OF_QUEUES | fid::HOST_MEMORY_BUFFER) {
             return Err(Error::usage(
@@ -178,7 +179,7 @@ impl SetFeature {
         }
         let device = &self.scope.device;
         let config = self.scope.config();
-        let controller = device.start_writing(&self.write, "set-feature", &config)?;
+        let controller = device.start_writing(files, &self.write, "set-feature", &config)?;
         let nsid = self.scope.nsid(&controller, fid)?;
         let dw0 = controller.set_feature(fid, nsid, value)?;
         let name = feature::name(fid).unwrap_or("vendor specific");

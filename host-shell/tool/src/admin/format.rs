@@ -1,6 +1,7 @@
 //! `format`: other blocks, and an empty namespace.
 
 use crate::admin::passthru::{byte, dword};
+use crate::common::images::CommandFiles;
 use crate::common::{DeviceArgs, WriteArgs, duration, output, progress, say};
 use clap::Args;
 use nvme_host::core::bringup::NamespaceInfo;
@@ -45,9 +46,9 @@ pub struct FormatCommand {
 }
 
 impl FormatCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         let device = &self.device;
-        let controller = device.start_writing(&self.write, "format", &device.config())?;
+        let controller = device.start_writing(files, &self.write, "format", &device.config())?;
         let nsid = Nsid(self.namespace_id);
         let mut settings = Settings::new(self.index(&controller, nsid)?, self.ses);
         settings.set_pi(self.pi);

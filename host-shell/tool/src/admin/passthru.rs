@@ -1,6 +1,7 @@
 //! `admin-passthru` and `io-passthru`: a command from its dwords. The command is checked against its own
 //! fields first, since a controller would move data by those and not by the buffer's length.
 
+use crate::common::images::CommandFiles;
 use crate::common::input::InputFile;
 use crate::common::{DeviceArgs, WriteArgs, hex, output, say};
 use clap::Args;
@@ -111,19 +112,21 @@ pub fn byte(text: &str) -> std::result::Result<u8, String> {
 }
 
 impl AdminPassthru {
-    pub fn run(self) -> Result<()> {
-        self.command.run(CommandSet::Admin, Nsid(self.namespace_id))
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
+        self.command
+            .run(files, CommandSet::Admin, Nsid(self.namespace_id))
     }
 }
 
 impl IoPassthru {
-    pub fn run(self) -> Result<()> {
-        self.command.run(CommandSet::Nvm, Nsid(self.namespace_id))
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
+        self.command
+            .run(files, CommandSet::Nvm, Nsid(self.namespace_id))
     }
 }
 
 impl CommandArgs {
-    fn run(self, set: CommandSet, nsid: Nsid) -> Result<()> {
+    fn run(self, files: &CommandFiles, set: CommandSet, nsid: Nsid) -> Result<()> {
         let sqe = self.sqe(nsid);
         self.check(set, &sqe)?;
         if self.dry_run {
@@ -142,7 +145,7 @@ impl CommandArgs {
             );
             self.write.check(&*device, &what)?;
         }
-        let data = self.data()?;
+        let data = self.data(files)?;
         let controller = self.device.access.start(device, &config)?;
         let answer = controller.passthru(set, sqe, &data)?;
         controller.shut_down()?;
@@ -248,7 +251,7 @@ impl CommandArgs {
     }
 
     /// Returns the buffer: the input, padded with the prefill byte.
-    fn data(&self) -> Result<Vec<u8>> {
+    fn data(&self, files: &CommandFiles) -> Result<Vec<u8>> {
         let len = usize::try_from(self.data_len)
             .ok()
             .filter(|len| *len <= 64 << 20);
@@ -264,7 +267,7 @@ impl CommandArgs {
         let mut data = vec![self.prefill; len];
         if len > 0 && TransferDirection::of(self.opcode).sends() {
             let path = self.input_file.clone().unwrap_or_else(|| "-".into());
-            let read = InputFile::open(&path)?.read_at_most(&mut data)?;
+            let read = InputFile::open(&path, files)?.read_at_most(&mut data)?;
             if read > len {
                 return Err(Error::usage(
                     format!("{} has more than --data-len {len} bytes", path.display()),

@@ -1,6 +1,7 @@
 //! `sanitize`, which erases the whole device, and `sanitize-log`, which shows how far it is.
 
 use crate::admin::passthru::dword;
+use crate::common::images::CommandFiles;
 use crate::common::{DeviceArgs, WriteArgs, check_stop, duration, hex, output, progress};
 use clap::{Args, ValueEnum};
 use nvme_host::core::spec::admin::{self, SanitizeAction};
@@ -68,9 +69,9 @@ pub struct SanitizeLog {
 }
 
 impl SanitizeCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         let device = &self.device;
-        let controller = device.start_writing(&self.write, "sanitize", &device.config())?;
+        let controller = device.start_writing(files, &self.write, "sanitize", &device.config())?;
         let action = match self.sanact {
             SanitizeVerb::ExitFailure => SanitizeAction::ExitFailureMode,
             SanitizeVerb::StartBlockErase => SanitizeAction::BlockErase,

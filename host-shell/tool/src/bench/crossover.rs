@@ -1,6 +1,7 @@
 //! `bench --crossover`: reads that the GPU decides on against reads by the CPU, over latencies, hits and sizes.
 
 use super::plot;
+use crate::common::images::CommandFiles;
 use crate::common::{
     NamespaceArgs, WriteArgs, check_stop, number, output, progress, some_bytes, visible,
 };
@@ -45,7 +46,8 @@ pub struct CrossoverArgs {
 }
 
 /// Values of options that other commands share.
-pub struct CrossoverShared {
+pub struct CrossoverShared<'f> {
+    pub files: &'f CommandFiles,
     pub gpu: u32,
     pub namespace: NamespaceArgs,
     pub write: WriteArgs,
@@ -64,13 +66,18 @@ type Opened = (String, Option<u64>, Vec<u32>);
 const KEYS: [&str; 3] = ["row_bytes", "batch", "latency_ns"];
 
 impl CrossoverArgs {
-    pub fn run(&self, rest: &CrossoverShared) -> Result<()> {
+    pub fn run(&self, rest: &CrossoverShared<'_>) -> Result<()> {
         let device = &rest.namespace.device;
         let bar = progress::spinner("bench");
         let (mut machines, mut cases, mut chains) = (Vec::new(), Vec::new(), Vec::new());
         for (name, latency, rows) in self.devices(&device.device)? {
             let job = self.job(rest, rows)?;
-            let opened = device.open_to_write_as(&name, &rest.write, "the table of --crossover")?;
+            let opened = device.open_to_write_as(
+                rest.files,
+                &name,
+                &rest.write,
+                "the table of --crossover",
+            )?;
             crossover(opened, &rest.namespace.config(), &job, &mut |mut line| {
                 check_stop()?;
                 if let Some(object) = line.as_object_mut() {
@@ -88,7 +95,7 @@ impl CrossoverArgs {
         bar.finish_and_clear();
         let report = report(&machines, cases, &chains);
         if let Some(path) = &rest.plot {
-            plot::draw_all(path, &plot::crossover::charts(&report))?;
+            plot::draw_all((path, rest.files), &plot::crossover::charts(&report))?;
         }
         match device.form.json {
             true => output::line(&report),
@@ -135,7 +142,7 @@ impl CrossoverArgs {
         Ok(devices)
     }
 
-    fn job(&self, rest: &CrossoverShared, row_bytes: Vec<u32>) -> Result<CrossoverJob> {
+    fn job(&self, rest: &CrossoverShared<'_>, row_bytes: Vec<u32>) -> Result<CrossoverJob> {
         let defaults = RowsOptions::default();
         Ok(CrossoverJob {
             gpu: rest.gpu,

@@ -1,6 +1,7 @@
 //! `bench --gather`: rows by ids, beside the bare limit and rivals on the same data.
 
 use super::plot;
+use crate::common::images::CommandFiles;
 use crate::common::{number, output, some_bytes};
 use clap::Args;
 use nvme_host::bench::{CpuGather, GatherCases, gather_by_cpu};
@@ -56,7 +57,8 @@ pub struct OnGpuArgs {
 use nvme_host::cuda::{RowsOptions, bench::GatherJob, bench::gather};
 
 /// Parameters of the job from options that other commands share.
-pub struct GatherShared {
+pub struct GatherShared<'f> {
+    pub files: &'f CommandFiles,
     #[cfg(feature = "cuda")]
     pub gpu: Option<u32>,
     pub nsid: u32,
@@ -80,9 +82,9 @@ impl PrintedLines {
         self.printed.push(line);
     }
 
-    fn end(self, plot: Option<PathBuf>) -> Result<()> {
+    fn end(self, plot: Option<PathBuf>, files: &CommandFiles) -> Result<()> {
         if let Some(path) = plot {
-            plot::draw(&path, &plot::rows::chart(&self.printed))?;
+            plot::draw((&path, files), &plot::rows::chart(&self.printed))?;
         }
         self.failure.map_or(Ok(()), Err)
     }
@@ -94,7 +96,7 @@ impl GatherArgs {
         &self,
         open: impl Fn() -> Result<Arc<dyn Device>>,
         config: &ControllerConfig,
-        rest: GatherShared,
+        rest: GatherShared<'_>,
     ) -> Result<()> {
         let mut lines = PrintedLines::default();
         let emit = &mut |line| lines.emit(line);
@@ -124,7 +126,7 @@ impl GatherArgs {
             };
             gather_by_cpu(&Store::over(open()?, &options)?, &job, emit)?;
         }
-        lines.end(rest.plot)
+        lines.end(rest.plot, rest.files)
     }
 
     fn cases(&self, seed: u64) -> Result<GatherCases> {
@@ -150,7 +152,7 @@ impl GatherArgs {
     }
 
     #[cfg(feature = "cuda")]
-    fn job(&self, gpu: u32, rest: &GatherShared) -> Result<GatherJob> {
+    fn job(&self, gpu: u32, rest: &GatherShared<'_>) -> Result<GatherJob> {
         let defaults = RowsOptions::default();
         Ok(GatherJob {
             gpu,

@@ -1,5 +1,6 @@
 //! `bench --gpu`: a workload driven by kernels, and the suite of measurements.
 
+use crate::common::images::CommandFiles;
 use crate::common::{DeviceArgs, beyond, check_stop, output, progress};
 use crate::gpu::reconnecting::{ReconnectingSession, SessionReport, SessionSource};
 use crate::gpu::transfer::{GpuArgs, TransferTotals};
@@ -73,6 +74,7 @@ impl SuiteArgs {
 
 /// A workload for kernels.
 pub struct KernelJob<'a> {
+    pub files: &'a CommandFiles,
     pub device: &'a DeviceArgs,
     pub nsid: Nsid,
     pub gpu: &'a GpuArgs,
@@ -102,6 +104,7 @@ pub fn run(job: &KernelJob<'_>, opened: Arc<dyn Device>) -> Result<()> {
         },
         setup,
         trace: job.gpu.trace.as_deref(),
+        files: job.files,
         recover: job.recover,
         bytes: job.bytes,
         data_bytes: 0,

@@ -1,6 +1,7 @@
 //! `bench --matmul`: the ladder of products of matrices, beside the CPU and cuBLAS.
 
 use super::plot;
+use crate::common::images::CommandFiles;
 use crate::common::{check_stop, number, output, progress};
 use clap::Args;
 use nvme_course::ladder::MatmulStep;
@@ -22,7 +23,8 @@ pub struct LadderArgs {
 }
 
 /// Values of options that other commands share.
-pub struct LadderShared {
+pub struct LadderShared<'f> {
+    pub files: &'f CommandFiles,
     pub gpu: u32,
     pub runs: usize,
     pub seed: u64,
@@ -31,7 +33,7 @@ pub struct LadderShared {
 }
 
 impl LadderArgs {
-    pub fn run(self, rest: LadderShared) -> Result<()> {
+    pub fn run(self, rest: LadderShared<'_>) -> Result<()> {
         let gpu = Gpu::open(rest.gpu)?;
         let job = LadderJob {
             sides: self.matmul,
@@ -46,7 +48,7 @@ impl LadderArgs {
         bar.finish_and_clear();
         let report = to_json(&measured, &gpu, &rest);
         if let Some(path) = &rest.plot {
-            plot::draw(path, &plot::ladder::chart(&report))?;
+            plot::draw((path, rest.files), &plot::ladder::chart(&report))?;
         }
         match rest.json {
             true => output::line(&report),
@@ -55,7 +57,7 @@ impl LadderArgs {
     }
 }
 
-fn to_json(report: &LadderReport, gpu: &Gpu, rest: &LadderShared) -> Value {
+fn to_json(report: &LadderReport, gpu: &Gpu, rest: &LadderShared<'_>) -> Value {
     let cases: Vec<Value> = report
         .cases
         .iter()

@@ -1,6 +1,7 @@
 //! `bench --paths`: one file to memory by our driver, cuFile, and `pread` with a copy.
 
 use super::{NO_DEVICE, plot};
+use crate::common::images::CommandFiles;
 use crate::common::{
     NamespaceArgs, WriteArgs, check_stop, images, number, output, progress, some_bytes, visible,
 };
@@ -45,7 +46,8 @@ pub struct PathsArgs {
 }
 
 /// Values of options that other commands share.
-pub struct PathsShared {
+pub struct PathsShared<'f> {
+    pub files: &'f CommandFiles,
     pub gpu: Option<u32>,
     pub namespace: NamespaceArgs,
     pub write: WriteArgs,
@@ -68,7 +70,7 @@ impl Drop for RemovedFile {
 }
 
 impl PathsArgs {
-    pub fn run(self, file: PathBuf, rest: PathsShared) -> Result<()> {
+    pub fn run(self, file: PathBuf, rest: PathsShared<'_>) -> Result<()> {
         let made = match file.exists() {
             true => None,
             false => Some(make(&file, rest.size.unwrap_or(MADE), rest.seed)?),
@@ -98,7 +100,8 @@ impl PathsArgs {
         };
         let store = match is_given {
             true => {
-                let opened = device.open_to_write(&rest.write, "the content of the file")?;
+                let opened =
+                    device.open_to_write(rest.files, &rest.write, "the content of the file")?;
                 Store::over(opened, &options)
             }
             false => Store::open(&simulator(&job.file)?, &options),
@@ -111,7 +114,7 @@ impl PathsArgs {
         bar.finish_and_clear();
         drop(made);
         if let Some(path) = rest.plot {
-            plot::draw(&path, &plot::paths::chart(&report))?;
+            plot::draw((&path, rest.files), &plot::paths::chart(&report))?;
         }
         match device.form.json {
             true => output::line(&report),

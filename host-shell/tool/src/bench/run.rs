@@ -3,6 +3,7 @@
 
 use super::intervals::IntervalPrinter;
 use super::plot;
+use crate::common::images::CommandFiles;
 use crate::common::{
     NamespaceArgs, WriteArgs, beyond, duration, number, output, progress, some_bytes,
 };
@@ -160,7 +161,7 @@ fn ramp(text: &str) -> std::result::Result<RateRamp, String> {
 }
 
 impl BenchCommand {
-    pub fn run(mut self) -> Result<()> {
+    pub fn run(mut self, files: &CommandFiles) -> Result<()> {
         // From here on there is one.
         self.seed.get_or_insert_with(fresh_seed);
         #[cfg(feature = "cuda")]
@@ -169,29 +170,29 @@ impl BenchCommand {
         }
         if let Some(path) = &self.plot {
             plot::check(path)?;
-            crate::common::images::refuse_output(path)?;
+            files.refuse_output(path)?;
         }
         if self.gather.gather {
-            return self.gather_rows();
+            return self.gather_rows(files);
         }
         #[cfg(feature = "cuda")]
         if self.crossover.crossover {
-            return self.compare_sides();
+            return self.compare_sides(files);
         }
         #[cfg(feature = "cuda")]
         if self.gemv.is_wanted() {
-            return self.multiply();
+            return self.multiply(files);
         }
         #[cfg(feature = "cuda")]
         if !self.ladder.matmul.is_empty() {
-            return self.climb();
+            return self.climb(files);
         }
         if let Some(file) = self.paths.paths.clone() {
-            return self.read_by_all_paths(file);
+            return self.read_by_all_paths(files, file);
         }
         #[cfg(feature = "cuda")]
         if self.gpu.gpu.is_some() {
-            return self.run_on_gpu();
+            return self.run_on_gpu(files);
         }
         let config = nvme_host::ControllerConfig {
             queue_pairs: self.queues,
@@ -202,7 +203,7 @@ impl BenchCommand {
         let bytes = self.command_bytes()?;
         let open = || match self.accesses() {
             (_, 100) if !self.verify => device.start_with(&config),
-            _ => device.start_writing(&self.write, "this workload", &config),
+            _ => device.start_writing(files, &self.write, "this workload", &config),
         };
         let controller = open()?;
         let job = self.job(&controller, bytes)?;
@@ -213,7 +214,7 @@ impl BenchCommand {
         let (controller, report) = self.measure(controller, &job, go_on.as_ref())?;
         let left = controller.shut_down();
         if let Some(path) = &self.plot {
-            plot::draw(path, &plot::latency::chart(&report))?;
+            plot::draw((path, files), &plot::latency::chart(&report))?;
         }
         match (device.form.json, self.interval) {
             (true, Some(_)) => output::line(&report.to_json())?,
@@ -316,10 +317,11 @@ impl BenchCommand {
     }
 
     /// Gathers rows by ids.
-    fn gather_rows(self) -> Result<()> {
+    fn gather_rows(self, files: &CommandFiles) -> Result<()> {
         let device = &self.namespace.device;
-        let open = || device.open_to_write(&self.write, "the table of --gather");
+        let open = || device.open_to_write(files, &self.write, "the table of --gather");
         let rest = super::gather::GatherShared {
+            files,
             #[cfg(feature = "cuda")]
             gpu: self.gpu.gpu,
             nsid: self.namespace.nsid().0,
@@ -332,8 +334,9 @@ impl BenchCommand {
 
     /// Reads by the GPU against reads by the CPU.
     #[cfg(feature = "cuda")]
-    fn compare_sides(self) -> Result<()> {
+    fn compare_sides(self, files: &CommandFiles) -> Result<()> {
         let rest = super::crossover::CrossoverShared {
+            files,
             gpu: self.gpu.gpu.unwrap_or(0),
             namespace: self.namespace,
             write: self.write,
@@ -349,9 +352,9 @@ impl BenchCommand {
 
     /// Products with matrices on the drive.
     #[cfg(feature = "cuda")]
-    fn multiply(self) -> Result<()> {
+    fn multiply(self, files: &CommandFiles) -> Result<()> {
         let device = &self.namespace.device;
-        let opened = device.open_to_write(&self.write, "the matrix of the product")?;
+        let opened = device.open_to_write(files, &self.write, "the matrix of the product")?;
         let rest = super::gemv::GemvShared {
             gpu: super::gemv::GemvShared::gpu_of(self.gpu.gpu)?,
             nsid: self.namespace.nsid().0,
@@ -366,8 +369,9 @@ impl BenchCommand {
 
     /// Products of matrices in GPU memory.
     #[cfg(feature = "cuda")]
-    fn climb(self) -> Result<()> {
+    fn climb(self, files: &CommandFiles) -> Result<()> {
         let rest = super::ladder::LadderShared {
+            files,
             gpu: super::gemv::GemvShared::gpu_of(self.gpu.gpu)?,
             runs: self.gather.runs,
             seed: self.seed.unwrap_or_default(),
@@ -378,8 +382,9 @@ impl BenchCommand {
     }
 
     /// Reads one file by several paths.
-    fn read_by_all_paths(self, file: PathBuf) -> Result<()> {
+    fn read_by_all_paths(self, files: &CommandFiles, file: PathBuf) -> Result<()> {
         let rest = super::paths::PathsShared {
+            files,
             #[cfg(feature = "cuda")]
             gpu: self.gpu.gpu,
             #[cfg(not(feature = "cuda"))]
@@ -398,7 +403,7 @@ impl BenchCommand {
 
     /// Runs the same workload with queues that a GPU drives.
     #[cfg(feature = "cuda")]
-    fn run_on_gpu(self) -> Result<()> {
+    fn run_on_gpu(self, files: &CommandFiles) -> Result<()> {
         use crate::gpu::transfer::PatternArg;
         let (random, read) = match self.rw {
             WorkloadKind::Read => (false, true),
@@ -422,9 +427,10 @@ impl BenchCommand {
         let device = &self.namespace.device;
         let opened = match read {
             true => device.open()?,
-            false => device.open_to_write(&self.write, "this workload")?,
+            false => device.open_to_write(files, &self.write, "this workload")?,
         };
         let job = super::gpu::KernelJob {
+            files,
             device: &self.namespace.device,
             nsid: self.namespace.nsid(),
             gpu: &self.gpu,

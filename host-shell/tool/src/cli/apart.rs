@@ -1,6 +1,5 @@
 //! A check before each command runs: its output must not be its own input.
 
-use crate::common::images;
 use clap::{ArgMatches, Command};
 use nvme_host::Result;
 use nvme_host::files::{check_apart, named_by};
@@ -36,14 +35,14 @@ const INPUTS: [&str; 12] = [
 /// Commands that write a file's bytes to a device, which may be a file.
 const ONTO_DEVICE: [&str; 3] = ["import", "query", "build"];
 
-/// Compares the outputs of the command that `matches` is of with its inputs, and with each other.
+/// Compares the outputs of the command that `matches` is of with its inputs, and with each other. Returns the inputs.
 ///
 /// # Errors
 /// [`nvme_host::Error::Usage`] for one that is both.
-pub fn check(command: &Command, matches: &ArgMatches) -> Result<()> {
+pub fn check(command: &Command, matches: &ArgMatches) -> Result<Vec<String>> {
     if let Some((name, matches)) = matches.subcommand() {
         let found = command.find_subcommand(name);
-        return found.map_or(Ok(()), |command| check(command, matches));
+        return found.map_or(Ok(Vec::new()), |command| check(command, matches));
     }
     let is_output = |id: &str| {
         OUTPUTS.contains(&id) || id == "device" && ONTO_DEVICE.contains(&command.get_name())
@@ -62,9 +61,7 @@ pub fn check(command: &Command, matches: &ArgMatches) -> Result<()> {
             check_apart(&file, &others)?;
         }
     }
-    // Also for files whose names the command derives: those of a copy into a folder.
-    images::set_inputs(inputs.into_iter().map(|(_, text)| text).collect());
-    Ok(())
+    Ok(inputs.into_iter().map(|(_, text)| text).collect())
 }
 
 /// Returns the arguments of the command line that name files, each with its text.

@@ -10,7 +10,8 @@ use crate::admin::{
     error_log, feature, format, get_log, identify, list_ns, passthru, sanitize, smart_log,
 };
 use crate::bench::{BenchCommand, NO_DEVICE, NO_DEVICE_FOR};
-use crate::common::{VERSION, images, output, say, stop_flag};
+use crate::common::images::CommandFiles;
+use crate::common::{VERSION, output, say, stop_flag};
 use crate::demo::DemoCommand;
 use crate::device::{bind, doctor, events, list, p2p, regs, reset, topology};
 #[cfg(feature = "sim")]
@@ -132,29 +133,29 @@ pub fn run() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     // A usage error of clap is reported like any other error.
     let as_json = arguments.iter().any(|argument| argument == "--json");
-    let ended = match parse(&arguments) {
-        Ok(cli) => run_command(cli),
-        Err(refused) => refused,
+    let (ended, files) = match parse(&arguments) {
+        Ok((cli, files)) => (run_command(cli, &files), files),
+        Err(refused) => (refused, CommandFiles::default()),
     };
     match ended {
         Ok(()) => ExitCode::from(exit::OK),
         Err(error) => {
             if !matches!(error, Error::Mismatch { .. }) {
-                images::remove_created();
+                files.remove_created();
             }
-            failure::report(&error, images::device(), as_json)
+            failure::report(&error, files.device(), as_json)
         }
     }
 }
 
-fn run_command(cli: CommandLine) -> Result<()> {
+fn run_command(cli: CommandLine, files: &CommandFiles) -> Result<()> {
     failure::check_standard_output()?;
     stop_flag();
     say::set(cli.quiet, cli.verbose);
     match cli.command {
-        CliCommand::Demo(command) => command.run(),
-        CliCommand::Read(command) => command.run(),
-        CliCommand::Write(command) => command.run(),
+        CliCommand::Demo(command) => command.run(files),
+        CliCommand::Read(command) => command.run(files),
+        CliCommand::Write(command) => command.run(files),
         CliCommand::Identify(command) => command.run(),
         CliCommand::IdCtrl(command) => command.run(),
         CliCommand::IdNs(command) => command.run(),
@@ -164,62 +165,59 @@ fn run_command(cli: CommandLine) -> Result<()> {
         CliCommand::Unbind(command) => command.run(),
         CliCommand::Doctor(command) => command.run(),
         CliCommand::Topology(command) => command.run(),
-        CliCommand::Witness(command) => command.run(),
+        CliCommand::Witness(command) => command.run(files),
         CliCommand::P2p(command) => command.run(),
         CliCommand::SmartLog(command) => command.run(),
         CliCommand::ErrorLog(command) => command.run(),
         CliCommand::Events(command) => command.run(),
         CliCommand::GetFeature(command) => command.run(),
-        CliCommand::SetFeature(command) => command.run(),
+        CliCommand::SetFeature(command) => command.run(files),
         CliCommand::Flush(command) => command.run(),
-        CliCommand::WriteZeroes(command) => command.run(),
-        CliCommand::Compare(command) => command.run(),
-        CliCommand::Dsm(command) => command.run(),
-        CliCommand::Bench(command) => command.run(),
-        CliCommand::Stream(command) => command.run(),
+        CliCommand::WriteZeroes(command) => command.run(files),
+        CliCommand::Compare(command) => command.run(files),
+        CliCommand::Dsm(command) => command.run(files),
+        CliCommand::Bench(command) => command.run(files),
+        CliCommand::Stream(command) => command.run(files),
         CliCommand::Ls(command) => command.run(),
-        CliCommand::Cat(command) => command.run(),
-        CliCommand::Cp(command) => command.run(),
+        CliCommand::Cat(command) => command.run(files),
+        CliCommand::Cp(command) => command.run(files),
         CliCommand::Stat(command) => command.run(),
         CliCommand::Catalog(command) => command.run(),
         CliCommand::Pack(command) => command.run(),
-        CliCommand::Import(command) => command.run(),
-        CliCommand::Verify(command) => command.run(),
-        CliCommand::Manifest(command) => command.run(),
-        CliCommand::Generate(command) => command.run(),
-        CliCommand::Search(command) => command.run(),
-        CliCommand::Pipeline(command) => command.run(),
+        CliCommand::Import(command) => command.run(files),
+        CliCommand::Verify(command) => command.run(files),
+        CliCommand::Manifest(command) => command.run(files),
+        CliCommand::Generate(command) => command.run(files),
+        CliCommand::Search(command) => command.run(files),
+        CliCommand::Pipeline(command) => command.run(files),
         CliCommand::Regs(command) => command.run(),
         CliCommand::GetLog(command) => command.run(),
-        CliCommand::AdminPassthru(command) => command.run(),
-        CliCommand::IoPassthru(command) => command.run(),
-        CliCommand::Format(command) => command.run(),
-        CliCommand::Sanitize(command) => command.run(),
+        CliCommand::AdminPassthru(command) => command.run(files),
+        CliCommand::IoPassthru(command) => command.run(files),
+        CliCommand::Format(command) => command.run(files),
+        CliCommand::Sanitize(command) => command.run(files),
         CliCommand::SanitizeLog(command) => command.run(),
         CliCommand::Reset(command) => command.run(),
         CliCommand::Completions(command) => command.run(command_line()),
         CliCommand::Man(command) => command.run(command_line()),
         #[cfg(feature = "sim")]
-        CliCommand::Serve(command) => command.run(),
+        CliCommand::Serve(command) => command.run(files),
         #[cfg(feature = "sim")]
         CliCommand::Devices(command) => command.run(),
     }
 }
 
 /// Reads the command line. Help and version are printed, and an end without an error.
-fn parse(arguments: &[OsString]) -> std::result::Result<CommandLine, Result<()>> {
+fn parse(arguments: &[OsString]) -> std::result::Result<(CommandLine, CommandFiles), Result<()>> {
     let command = command_line();
     let name = OsString::from(command.get_name());
     let all = std::iter::once(&name).chain(arguments);
     let parsed = command
         .clone()
         .try_get_matches_from(all)
-        .and_then(|matches| {
-            images::set_device(device_of(&matches));
-            Ok((CommandLine::from_arg_matches(&matches)?, matches))
-        });
+        .and_then(|matches| Ok((CommandLine::from_arg_matches(&matches)?, matches)));
     let parsed = parsed.map(|(cli, matches)| match apart::check(&command, &matches) {
-        Ok(()) => Ok(cli),
+        Ok(inputs) => Ok((cli, CommandFiles::new(device_of(&matches), inputs))),
         Err(error) => Err(Err(error)),
     });
     parsed.unwrap_or_else(|error| Err(refusal_of(&command, arguments, &error)))

@@ -1,7 +1,8 @@
 //! Output files that are whole or not there. A file is written under another name and renamed at the end, so that a
 //! killed command leaves no part of it.
 
-use crate::common::{check_stop, images};
+use crate::common::check_stop;
+use crate::common::images::CommandFiles;
 use nvme_host::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, File, OpenOptions};
@@ -113,7 +114,7 @@ impl DirectOutput {
 
 impl OutputFile {
     /// Opens an output; none or `-` is standard output. An image that is in use is refused.
-    pub fn create(path: Option<&Path>) -> Result<Self> {
+    pub fn create(path: Option<&Path>, files: &CommandFiles) -> Result<Self> {
         let Some(path) = path.filter(|path| *path != Path::new("-")) else {
             return Ok(Self::Stream(DirectOutput::standard_output()?));
         };
@@ -132,7 +133,7 @@ impl OutputFile {
                 let file = OpenOptions::new().write(true).open(path);
                 return Ok(Self::Stream(DirectOutput::new(file, path)?));
             }
-            Ok(_) => images::refuse_output(path)?,
+            Ok(_) => files.refuse_output(path)?,
             Err(_) => {}
         }
         let name = path
@@ -210,8 +211,8 @@ impl OutputFile {
 }
 
 /// Writes all of an output at once.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut out = OutputFile::create(Some(path))?;
+pub fn write_whole(path: &Path, bytes: &[u8], files: &CommandFiles) -> Result<()> {
+    let mut out = OutputFile::create(Some(path), files)?;
     out.write(bytes)?;
     out.commit()
 }

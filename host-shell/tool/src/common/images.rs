@@ -4,31 +4,21 @@
 use nvme_host::files::{check_apart, named_by};
 use nvme_host::{Error, Result};
 use rustix::fs::{FlockOperation, fcntl_lock};
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The device of the command, as the command line names it.
-static DEVICE: OnceLock<Option<String>> = OnceLock::new();
-/// Paths that the command reads, as given on the command line.
-static INPUTS: OnceLock<Vec<String>> = OnceLock::new();
-/// Images that were missing when the command opened its device.
-static MISSING: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-/// Notes the device of the command. Once, before it runs.
-pub fn set_device(device: Option<String>) {
-    let _ = DEVICE.set(device);
-}
-
-/// Records the inputs of the command. Called once, before it runs.
-pub fn set_inputs(inputs: Vec<String>) {
-    let _ = INPUTS.set(inputs);
-}
-
-/// Returns the device of the command.
-pub fn device() -> Option<&'static str> {
-    DEVICE.get().and_then(Option::as_deref)
+/// Files of a command: those that its outputs must not replace, and images that it creates.
+#[derive(Default)]
+pub struct CommandFiles {
+    /// The device, as the command line names it.
+    device: Option<String>,
+    /// Paths that the command reads, as given on the command line. Outputs whose names the command derives, as in a
+    /// copy into a folder, are compared with them as well.
+    inputs: Vec<String>,
+    /// Images that were missing when the command opened its device.
+    missing: RefCell<Vec<PathBuf>>,
 }
 
 /// Returns the image files that `device` names, whether they exist or not.
@@ -58,67 +48,87 @@ pub fn must_exist(device: &str) -> Result<()> {
     Ok(())
 }
 
-/// Notes which images of `device` opening it will create.
-pub fn about_to_open(device: &str) {
-    let missing = files(device).into_iter().filter(|file| !file.exists());
-    noted().extend(missing);
-}
-
-/// Keeps created images, even if the command fails later.
-#[cfg(feature = "sim")]
-pub fn keep_created() {
-    noted().clear();
-}
-
-/// Removes the images that were created, after the command failed.
-pub fn remove_created() {
-    for file in noted().drain(..) {
-        // One that was not created after all is not there.
-        let _ = fs::remove_file(file);
+impl CommandFiles {
+    pub fn new(device: Option<String>, inputs: Vec<String>) -> Self {
+        Self {
+            device,
+            inputs,
+            missing: RefCell::default(),
+        }
     }
-}
 
-fn noted() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
-    MISSING.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Refuses `path` as an output that is an image of the command's device, or of another process's.
-pub fn refuse_output(path: &Path) -> Result<()> {
-    if is_image_of_device(fs::metadata(path).ok()) {
-        return Err(Error::usage(
-            format!("{} is the image of the device itself", path.display()),
-            "write to another file",
-        ));
+    /// Returns the device of the command.
+    pub fn device(&self) -> Option<&str> {
+        self.device.as_deref()
     }
-    check_apart(path, INPUTS.get().map_or(&[], Vec::as_slice))?;
-    // Only a regular file can be replaced. A user who may not open it for writing tests a shared lock instead
-    // of an exclusive one, and still learns that a simulator has it in use.
-    let open = || {
-        let file = File::options().read(true).write(true).open(path);
-        let shared = || (File::open(path), FlockOperation::NonBlockingLockShared);
-        let (file, lock) = match file {
-            Ok(file) => (Ok(file), FlockOperation::NonBlockingLockExclusive),
-            Err(_) => shared(),
+
+    /// Notes which images of `device` opening it will create.
+    pub fn about_to_open(&self, device: &str) {
+        let missing = files(device).into_iter().filter(|file| !file.exists());
+        self.missing.borrow_mut().extend(missing);
+    }
+
+    /// Keeps created images, even if the command fails later.
+    #[cfg(feature = "sim")]
+    pub fn keep_created(&self) {
+        self.missing.borrow_mut().clear();
+    }
+
+    /// Removes the images that were created, after the command failed.
+    pub fn remove_created(&self) {
+        for file in self.missing.take() {
+            // One that was not created after all is not there.
+            let _ = fs::remove_file(file);
+        }
+    }
+
+    /// Refuses `path` as an output that is an image of the command's device, or of another process's.
+    pub fn refuse_output(&self, path: &Path) -> Result<()> {
+        if self.is_image_of_device(fs::metadata(path).ok()) {
+            return Err(Error::usage(
+                format!("{} is the image of the device itself", path.display()),
+                "write to another file",
+            ));
+        }
+        check_apart(path, &self.inputs)?;
+        // Only a regular file can be replaced. A user who may not open it for writing tests a shared lock instead
+        // of an exclusive one, and still learns that a simulator has it in use.
+        let open = || {
+            let file = File::options().read(true).write(true).open(path);
+            let shared = || (File::open(path), FlockOperation::NonBlockingLockShared);
+            let (file, lock) = match file {
+                Ok(file) => (Ok(file), FlockOperation::NonBlockingLockExclusive),
+                Err(_) => shared(),
+            };
+            file.map(|file| (file, lock))
         };
-        file.map(|file| (file, lock))
-    };
-    match open() {
-        Ok((file, lock)) if is_locked(&file, lock) => Err(in_use(path)),
-        _ => Ok(()),
+        match open() {
+            Ok((file, lock)) if is_locked(&file, lock) => Err(in_use(path)),
+            _ => Ok(()),
+        }
     }
-}
 
-/// Refuses an input that is an image of the command's device, or that another process writes to.
-pub fn refuse_input(file: &File, path: &Path) -> Result<()> {
-    if is_image_of_device(file.metadata().ok()) {
-        return Err(Error::usage(
-            format!("{} is the image of the device itself", path.display()),
-            "name another file",
-        ));
+    /// Refuses an input that is an image of the command's device, or that another process writes to.
+    pub fn refuse_input(&self, file: &File, path: &Path) -> Result<()> {
+        if self.is_image_of_device(file.metadata().ok()) {
+            return Err(Error::usage(
+                format!("{} is the image of the device itself", path.display()),
+                "name another file",
+            ));
+        }
+        match is_locked(file, FlockOperation::NonBlockingLockShared) {
+            true => Err(in_use(path)),
+            false => Ok(()),
+        }
     }
-    match is_locked(file, FlockOperation::NonBlockingLockShared) {
-        true => Err(in_use(path)),
-        false => Ok(()),
+
+    fn is_image_of_device(&self, file: Option<fs::Metadata>) -> bool {
+        let same = |one: &fs::Metadata, other: &fs::Metadata| {
+            (one.dev(), one.ino()) == (other.dev(), other.ino())
+        };
+        let images = self.device().map(named_by).unwrap_or_default();
+        let mut images = images.iter().filter_map(|image| fs::metadata(image).ok());
+        file.is_some_and(|file| file.is_file() && images.any(|image| same(&file, &image)))
     }
 }
 
@@ -143,13 +153,4 @@ fn is_locked(file: &File, lock: FlockOperation) -> bool {
         taken,
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS)
     )
-}
-
-fn is_image_of_device(file: Option<fs::Metadata>) -> bool {
-    let same = |one: &fs::Metadata, other: &fs::Metadata| {
-        (one.dev(), one.ino()) == (other.dev(), other.ino())
-    };
-    let images = device().map(named_by).unwrap_or_default();
-    let mut images = images.iter().filter_map(|image| fs::metadata(image).ok());
-    file.is_some_and(|file| file.is_file() && images.any(|image| same(&file, &image)))
 }

@@ -9,7 +9,8 @@
 //! The first piece of a pipe is checked like a file, so that an invalid input which ends within it changes
 //! nothing.
 
-use crate::common::{check_stop, images};
+use crate::common::check_stop;
+use crate::common::images::CommandFiles;
 use nvme_host::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{File, OpenOptions};
@@ -67,7 +68,7 @@ pub struct InputPieces {
 
 impl InputFile {
     /// Opens an input; `-` is standard input.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub fn open(path: &Path, files: &CommandFiles) -> Result<Self> {
         let (file, name) = match path == Path::new("-") {
             true => {
                 let name = PathBuf::from("standard input");
@@ -97,7 +98,7 @@ impl InputFile {
             ));
         }
         let extent = if kind.is_file() || kind.is_block_device() {
-            images::refuse_input(&file, &name)?;
+            files.refuse_input(&file, &name)?;
             let mut length = || {
                 let at = file.stream_position()?;
                 let end = file.seek(SeekFrom::End(0))?;

@@ -1,12 +1,13 @@
 //! Arrays of two lengths as `.npy`, the file of one array of numpy.
 
 use super::file::OutputFile;
+use super::images::CommandFiles;
 use nvme_host::Result;
 use std::path::Path;
 
 /// Writes `numbers`, of the type `descr`, in `rows` rows of equal length; `bytes` are those of an element.
 pub fn write<T: Copy, const N: usize>(
-    path: &Path,
+    (path, files): (&Path, &CommandFiles),
     (descr, rows): (&str, usize),
     numbers: &[T],
     bytes: impl Fn(T) -> [u8; N],
@@ -16,7 +17,7 @@ pub fn write<T: Copy, const N: usize>(
     let dict = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
     // Head and dictionary are a multiple of 64 bytes, with a line feed at the end.
     let padded = (10 + dict.len() + 1).next_multiple_of(64) - 10;
-    let mut out = OutputFile::create(Some(path))?;
+    let mut out = OutputFile::create(Some(path), files)?;
     out.write(b"\x93NUMPY\x01\x00")?;
     out.write(&(padded as u16).to_le_bytes())?;
     out.write(format!("{dict:<width$}\n", width = padded - 1).as_bytes())?;

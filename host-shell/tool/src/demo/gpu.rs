@@ -3,6 +3,7 @@
 
 use super::image::DemoImage;
 use super::options::DemoCommand;
+use crate::common::images::CommandFiles;
 use crate::common::output;
 use crate::gpu::reconnecting::{SessionReport, SessionSource};
 use crate::gpu::transfer::{self, GpuTransfer, TransferTotals};
@@ -15,8 +16,8 @@ use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Runs the demo on GPU `index`; every read is one command.
-pub fn run(demo: &DemoCommand, index: u32) -> Result<()> {
-    let image = DemoImage::create(demo)?;
+pub fn run(demo: &DemoCommand, files: &CommandFiles, index: u32) -> Result<()> {
+    let image = DemoImage::create(demo, files)?;
     let (block, unit) = (image.block, image.unit);
     let setup = SessionSetup {
         gpu: index,
@@ -34,6 +35,7 @@ pub fn run(demo: &DemoCommand, index: u32) -> Result<()> {
         config: demo.config(),
         setup,
         trace: None,
+        files,
         recover: None,
         bytes: unit,
         data_bytes: transfer::CHUNK,

@@ -2,6 +2,7 @@
 //! data that anyone can make again from the seed.
 
 use super::options::DemoCommand;
+use crate::common::images::CommandFiles;
 use crate::common::{check_stop, images, progress};
 use nvme_host::core::spec::{Lba, Nsid};
 use nvme_host::{Error, Result, units};
@@ -38,9 +39,9 @@ impl Drop for DemoImage {
 
 impl DemoImage {
     /// Makes the image of `demo`, on its device or else in a file.
-    pub fn create(demo: &DemoCommand) -> Result<Self> {
+    pub fn create(demo: &DemoCommand, files: &CommandFiles) -> Result<Self> {
         match &demo.device {
-            Some(device) => Self::on_device(demo, device),
+            Some(device) => Self::on_device(demo, files, device),
             None => Self::in_file(demo),
         }
     }
@@ -86,8 +87,8 @@ impl DemoImage {
         Ok(image)
     }
 
-    fn on_device(demo: &DemoCommand, device: &str) -> Result<Self> {
-        images::about_to_open(device);
+    fn on_device(demo: &DemoCommand, files: &CommandFiles, device: &str) -> Result<Self> {
+        files.about_to_open(device);
         let opened = nvme_host::open(device)?;
         demo.write.check(&*opened, "demo")?;
         let controller = demo.access.start(opened, &demo.config())?;

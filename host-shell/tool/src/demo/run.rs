@@ -1,10 +1,11 @@
 //! `demo`: real data through the whole driver, from a GPU where there is one, else from CPU threads. Every
 //! byte is compared with what the seed gives, on the GPU and again on the CPU, before the result is printed.
 
-#[cfg(feature = "cuda")]
 use super::gpu;
 use super::image::DemoImage;
 use super::options::DemoCommand;
+#[cfg(feature = "cuda")]
+use crate::common::images::CommandFiles;
 use crate::common::{output, progress};
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
@@ -39,15 +40,15 @@ struct DemoWork<'a> {
 }
 
 impl DemoCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         #[cfg(feature = "cuda")]
         let no_gpu = match self.find_gpu()? {
-            Ok(gpu) => return gpu::run(&self, gpu),
+            Ok(gpu) => return gpu::run(&self, files, gpu),
             Err(reason) => reason,
         };
         #[cfg(not(feature = "cuda"))]
         let no_gpu = "no GPU support in this build".to_owned();
-        let image = DemoImage::create(&self)?;
+        let image = DemoImage::create(&self, files)?;
         let (block, unit) = (image.block, image.unit);
         let begin = Instant::now();
         let opened = nvme_host::open(&image.device)?;

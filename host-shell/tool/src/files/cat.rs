@@ -1,6 +1,7 @@
 //! `cat`: a file of a drive to standard output.
 
 use super::{DriveArgs, copy, volume};
+use crate::common::images::CommandFiles;
 use clap::Args;
 use nvme_host::Result;
 use nvme_host::files::FileLocation;
@@ -16,10 +17,10 @@ pub struct CatCommand {
 }
 
 impl CatCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         let location = FileLocation::parse(&self.location)?;
         let store = self.drive.store(&location)?;
         let volume = volume(&store, &location)?;
-        copy(&volume.file(&location.path)?, None)
+        copy(&volume.file(&location.path)?, None, files)
     }
 }

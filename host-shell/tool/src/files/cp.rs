@@ -1,6 +1,7 @@
 //! `cp`: a file of a drive into a file of this machine, or a folder into a folder.
 
 use super::{DriveArgs, copy, tree, volume};
+use crate::common::images::CommandFiles;
 use crate::common::output;
 use clap::Args;
 use nvme_host::files::{Ext4Volume, FileInode, FileKind, FileLocation};
@@ -25,7 +26,7 @@ pub struct CpCommand {
 }
 
 impl CpCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         let location = FileLocation::parse(&self.location)?;
         if FileLocation::is_one(&self.to.to_string_lossy()) {
             let cause = format!("{} is on a drive", self.to.display());
@@ -47,7 +48,7 @@ impl CpCommand {
             }
             _ => {
                 let file = volume.file_of(&inode, path)?;
-                copy(&file, Some(&to))?;
+                copy(&file, Some(&to), files)?;
                 json!({ "bytes": inode.size })
             }
         };

@@ -2,6 +2,7 @@
 //! and its XXH3 compared, before the command reports success.
 
 use super::{DriveArgs, PIECE};
+use crate::common::images::CommandFiles;
 use crate::common::{WriteArgs, check_stop, images, output, progress};
 use clap::Args;
 use indicatif::ProgressBar;
@@ -51,9 +52,9 @@ pub struct VerifyCommand {
 }
 
 impl ImportCommand {
-    pub fn run(self) -> Result<()> {
-        let input = ImportInput::open(&self.places.file)?;
-        let store = self.store()?;
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
+        let input = ImportInput::open(&self.places.file, files)?;
+        let store = self.store(files)?;
         let place = self.places.offset;
         input.check_fits(&store, place)?;
         let bar = progress::bytes(2 * input.bytes(), "import");
@@ -84,13 +85,13 @@ impl ImportCommand {
         report(&self.places, &input, &sums, Some(written))
     }
 
-    fn store(&self) -> Result<Store> {
+    fn store(&self, files: &CommandFiles) -> Result<Store> {
         let (device, options) = (&self.places.device, self.places.options(&self.write));
         let is_file = device.starts_with(['/', '.']) || device.starts_with("file:");
         if is_file {
             return Store::open(device, &options);
         }
-        images::about_to_open(device);
+        files.about_to_open(device);
         let device = nvme_host::open(device)?;
         self.write.check(&*device, "import")?;
         Store::over(device, &options)
@@ -98,8 +99,8 @@ impl ImportCommand {
 }
 
 impl VerifyCommand {
-    pub fn run(self) -> Result<()> {
-        let input = ImportInput::open(&self.places.file)?;
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
+        let input = ImportInput::open(&self.places.file, files)?;
         images::must_exist(&self.places.device)?;
         let options = StoreOptions {
             read_only: true,
@@ -144,13 +145,13 @@ struct ImportInput<'a> {
 }
 
 impl<'a> ImportInput<'a> {
-    fn open(path: &'a Path) -> Result<Self> {
+    fn open(path: &'a Path, files: &CommandFiles) -> Result<Self> {
         let set = catalog::set_of(path)?;
         let is_set = set.is_some();
-        let files = set
+        let found = set
             .unwrap_or_else(|| vec![(path.to_owned(), 0)])
             .into_iter();
-        let sources = files.map(|(path, begin)| ImportSource::open(path, begin));
+        let sources = found.map(|(path, begin)| ImportSource::open(path, begin, files));
         Ok(Self {
             path,
             sources: sources.collect::<Result<_>>()?,
@@ -212,9 +213,9 @@ struct ImportSource {
 }
 
 impl ImportSource {
-    fn open(path: PathBuf, begin: u64) -> Result<Self> {
+    fn open(path: PathBuf, begin: u64, files: &CommandFiles) -> Result<Self> {
         let (file, about) = open_regular(&path)?;
-        images::refuse_input(&file, &path)?;
+        files.refuse_input(&file, &path)?;
         Ok(Self {
             file,
             path,

@@ -1,6 +1,7 @@
 //! `manifest`: the hashes of a file's chunks, and whether a file has them.
 
 use super::{DriveArgs, volume};
+use crate::common::images::CommandFiles;
 use crate::common::{check_stop, file::OutputFile, output, progress};
 use clap::Args;
 use nvme_host::catalog::{Catalog, HeaderSource};
@@ -30,8 +31,8 @@ pub struct ManifestArgs {
 }
 
 impl ManifestArgs {
-    pub fn run(self) -> Result<()> {
-        let mut out = OutputFile::create(Some(&self.out))?;
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
+        let mut out = OutputFile::create(Some(&self.out), files)?;
         let manifest = self.make()?;
         check_stop()?;
         out.write(manifest.to_json().as_bytes())?;

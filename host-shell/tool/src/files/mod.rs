@@ -11,6 +11,7 @@ pub mod pack;
 pub mod stat;
 mod tree;
 
+use crate::common::images::CommandFiles;
 use crate::common::{
     CommandTimeout, NamespaceId, OutputForm, check_stop, file::OutputFile, images, progress, say,
 };
@@ -75,9 +76,9 @@ pub fn volume(store: &Arc<Store>, location: &FileLocation) -> Result<Ext4Volume>
 }
 
 /// Writes all of `file` to `out`, or to standard output. Holes stay holes where the output can have them.
-fn copy(file: &DriveFile, out: Option<&Path>) -> Result<()> {
+fn copy(file: &DriveFile, out: Option<&Path>, files: &CommandFiles) -> Result<()> {
     let bytes = file.len();
-    let mut out = OutputFile::create(out)?;
+    let mut out = OutputFile::create(out, files)?;
     let bar = progress::bytes(bytes, "copying");
     let mut piece = vec![0; bytes.min(PIECE) as usize];
     let mut end = 0;

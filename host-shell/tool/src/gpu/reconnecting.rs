@@ -2,6 +2,7 @@
 //! that left.
 
 use crate::common::file::write_whole;
+use crate::common::images::CommandFiles;
 use crate::common::{check_stop, stop_flag};
 use nvme_host::cuda::{GpuSession, LaunchResult, LaunchWork, SessionSetup};
 use nvme_host::outage::{self, OutageCounts};
@@ -22,6 +23,8 @@ pub struct SessionSource<'a> {
     pub setup: SessionSetup,
     /// File of the trace, if one is requested.
     pub trace: Option<&'a Path>,
+    /// Files of the command, which the trace must not replace.
+    pub files: &'a CommandFiles,
     /// Time to wait for a device that left; without it, every outage is an error.
     pub recover: Option<Duration>,
     /// Bytes of a command, and minimum of the data memory.
@@ -41,7 +44,7 @@ impl<'a> ReconnectingSession<'a> {
     /// Hands queues of `opened`, which is the source's device, to the GPU.
     pub fn open(source: SessionSource<'a>, opened: Arc<dyn Device>) -> Result<Self> {
         if let Some(trace) = source.trace {
-            crate::common::images::refuse_output(trace)?;
+            source.files.refuse_output(trace)?;
         }
         let session = Some(source.open(opened)?);
         Ok(Self {
@@ -155,7 +158,7 @@ impl SessionSource<'_> {
             return ended;
         };
         // The error of the work matters more than one of its trace.
-        let written = write_whole(path, trace.text_for(path).as_bytes());
+        let written = write_whole(path, trace.text_for(path).as_bytes(), self.files);
         ended.and_then(|value| written.map(|()| value))
     }
 }

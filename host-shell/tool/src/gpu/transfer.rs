@@ -3,6 +3,7 @@
 //! recovered the queues.
 
 use crate::common::file::write_whole;
+use crate::common::images::CommandFiles;
 use crate::common::{NamespaceArgs, check_stop, duration, number, progress, some_bytes};
 use crate::gpu::reconnecting::{self, MOST_FAILURES, ReconnectingSession, SessionSource};
 use clap::{Args, ValueEnum};
@@ -133,6 +134,7 @@ impl TransferArgs {
     /// Hands queues of `opened`, which is the namespace's device, to the GPU, to write or only to read.
     pub fn open<'a>(
         &'a self,
+        files: &'a CommandFiles,
         namespace: &'a NamespaceArgs,
         opened: Arc<dyn Device>,
         writes: bool,
@@ -149,6 +151,7 @@ impl TransferArgs {
             },
             setup,
             trace: self.gpu.trace.as_deref(),
+            files,
             recover: shape.recover,
             bytes: shape.bytes,
             data_bytes: CHUNK,
@@ -172,10 +175,15 @@ impl GpuArgs {
     }
 
     /// Writes the recorded events to the file that the user named; `ended` is the result of the work itself.
-    pub fn keep<T>(&self, session: &GpuSession, ended: Result<T>) -> Result<T> {
+    pub fn keep<T>(
+        &self,
+        files: &CommandFiles,
+        session: &GpuSession,
+        ended: Result<T>,
+    ) -> Result<T> {
         if let (Some(path), Some(trace)) = (&self.trace, session.trace()) {
             // The error of the work matters more than one of its trace.
-            let written = write_whole(path, trace.text_for(path).as_bytes());
+            let written = write_whole(path, trace.text_for(path).as_bytes(), files);
             return ended.and_then(|value| written.map(|()| value));
         }
         ended

@@ -1,5 +1,6 @@
 //! `compare`: blocks against a file, by the controller.
 
+use crate::common::images::CommandFiles;
 use crate::common::input::{InputFile, InputTarget};
 use crate::common::{NamespaceArgs, check_stop, number, output};
 use clap::Args;
@@ -27,8 +28,8 @@ pub struct CompareCommand {
 }
 
 impl CompareCommand {
-    pub fn run(self) -> Result<()> {
-        let input = InputFile::open(&self.input)?;
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
+        let input = InputFile::open(&self.input, files)?;
         let controller = self.namespace.device.start_reading()?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         let block = namespace.block_bytes();

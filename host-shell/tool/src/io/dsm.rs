@@ -1,5 +1,6 @@
 //! `dsm`: deallocate ranges.
 
+use crate::common::images::CommandFiles;
 use crate::common::{NamespaceArgs, WriteArgs, number, output};
 use clap::Args;
 use nvme_host::core::spec::Lba;
@@ -25,7 +26,7 @@ pub struct DsmCommand {
 }
 
 impl DsmCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         if !self.deallocate {
             return Err(Error::usage(
                 "dsm without --deallocate has no effect",
@@ -43,7 +44,8 @@ impl DsmCommand {
             ));
         }
         let device = &self.namespace.device;
-        let controller = device.start_writing(&self.write, "dsm", &self.namespace.config())?;
+        let controller =
+            device.start_writing(files, &self.write, "dsm", &self.namespace.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         let ranges: Vec<_> = self
             .slbs

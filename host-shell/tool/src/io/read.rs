@@ -1,6 +1,7 @@
 //! `read`: blocks into a file.
 
 use crate::common::file::OutputFile;
+use crate::common::images::CommandFiles;
 use crate::common::{NamespaceArgs, check_stop, number, output, progress};
 use clap::Args;
 use nvme_host::Result;
@@ -36,10 +37,10 @@ impl ReadCommand {
         self.out.as_deref().is_some_and(|out| out != Path::new("-"))
     }
 
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         #[cfg(feature = "cuda")]
         if self.by_gpu.gpu.gpu.is_some() {
-            return self.run_on_gpu();
+            return self.run_on_gpu(files);
         }
         let controller = self.namespace.device.start_reading()?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
@@ -47,7 +48,7 @@ impl ReadCommand {
             .blocks
             .unwrap_or_else(|| namespace.blocks().saturating_sub(self.lba).max(1));
         namespace.check(Lba(self.lba), blocks)?;
-        let mut out = OutputFile::create(self.out.as_deref())?;
+        let mut out = OutputFile::create(self.out.as_deref(), files)?;
         let block = u64::from(namespace.block_bytes());
         let bar = progress::bytes(blocks * block, "reading");
         let per_chunk = (CHUNK / block).min(blocks);
@@ -76,17 +77,17 @@ impl ReadCommand {
 
     /// Reads the same with queues that a GPU drives.
     #[cfg(feature = "cuda")]
-    fn run_on_gpu(self) -> Result<()> {
+    fn run_on_gpu(self, files: &CommandFiles) -> Result<()> {
         use crate::gpu::transfer as gpu;
         let device = &self.namespace.device;
         let opened = device.open()?;
-        let mut transfer = self.by_gpu.open(&self.namespace, opened, false)?;
+        let mut transfer = self.by_gpu.open(files, &self.namespace, opened, false)?;
         let session = transfer.reconnecting.session()?;
         let block = u64::from(session.info().block_bytes);
         let all = session.info().blocks.saturating_sub(self.lba);
         let blocks = self.blocks.unwrap_or(all.max(1));
         transfer.check(self.lba, blocks)?;
-        let mut out = OutputFile::create(self.out.as_deref())?;
+        let mut out = OutputFile::create(self.out.as_deref(), files)?;
         let bar = gpu::bar(transfer.reconnecting.session()?, blocks, "reading");
         let mut bytes = Vec::new();
         let totals = transfer.run(

@@ -1,5 +1,6 @@
 //! `stream`: long sequential reads into memory, as a layer loader does.
 
+use crate::common::images::CommandFiles;
 use crate::common::{NamespaceArgs, check_stop, number, output, progress, some_bytes};
 #[cfg(feature = "cuda")]
 use crate::gpu::transfer::{self, GpuArgs, PatternArg, TransferTotals};
@@ -53,10 +54,10 @@ pub struct StreamCommand {
 }
 
 impl StreamCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         #[cfg(feature = "cuda")]
         if self.gpu.gpu.is_some() {
-            return self.run_on_gpu();
+            return self.run_on_gpu(files);
         }
         self.run_on_cpu()
     }
@@ -169,7 +170,7 @@ impl StreamCommand {
     }
 
     #[cfg(feature = "cuda")]
-    fn run_on_gpu(self) -> Result<()> {
+    fn run_on_gpu(self, files: &CommandFiles) -> Result<()> {
         let device = &self.namespace.device;
         let nsid = self.namespace.nsid();
         let setup = self.gpu.setup(self.queues, self.depth, nsid, true);
@@ -212,7 +213,7 @@ impl StreamCommand {
                 }
             };
             let ran = session.run("Read", &work);
-            let ran = self.gpu.keep(&session, ran)?;
+            let ran = self.gpu.keep(files, &session, ran)?;
             totals.add(&ran, count);
             if let Some(namespace) = &mut compare {
                 check(&session, namespace, work.lba, count * command)?;

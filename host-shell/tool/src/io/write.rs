@@ -1,5 +1,6 @@
 //! `write`: a file onto blocks, durable at exit.
 
+use crate::common::images::CommandFiles;
 use crate::common::input::{InputFile, InputTarget};
 use crate::common::{NamespaceArgs, WriteArgs, check_stop, number, output, progress};
 use clap::Args;
@@ -36,15 +37,16 @@ pub struct WriteCommand {
 }
 
 impl WriteCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         #[cfg(feature = "cuda")]
         if self.by_gpu.gpu.gpu.is_some() {
-            return self.run_on_gpu();
+            return self.run_on_gpu(files);
         }
         // All checks that need no data are made before the first block changes.
-        let input = InputFile::open(&self.input)?;
+        let input = InputFile::open(&self.input, files)?;
         let device = &self.namespace.device;
-        let controller = device.start_writing(&self.write, "write", &self.namespace.config())?;
+        let controller =
+            device.start_writing(files, &self.write, "write", &self.namespace.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         let block = namespace.block_bytes();
         let target = self.target(block, namespace.blocks());
@@ -86,7 +88,7 @@ impl WriteCommand {
 
     /// Writes the same with queues that a GPU drives.
     #[cfg(feature = "cuda")]
-    fn run_on_gpu(self) -> Result<()> {
+    fn run_on_gpu(self, files: &CommandFiles) -> Result<()> {
         use crate::gpu::transfer as gpu;
         use nvme_host::core::spec::nvm::opcode;
         if self.fua {
@@ -95,10 +97,10 @@ impl WriteCommand {
                 "leave out --fua; a flush at the end makes the data durable",
             ));
         }
-        let input = InputFile::open(&self.input)?;
+        let input = InputFile::open(&self.input, files)?;
         let device = &self.namespace.device;
-        let opened = device.open_to_write(&self.write, "write")?;
-        let mut transfer = self.by_gpu.open(&self.namespace, opened, true)?;
+        let opened = device.open_to_write(files, &self.write, "write")?;
+        let mut transfer = self.by_gpu.open(files, &self.namespace, opened, true)?;
         let info = transfer.reconnecting.session()?.info();
         let (block, size) = (info.block_bytes, info.blocks);
         let target = self.target(block, size);

@@ -1,5 +1,6 @@
 //! `write-zeroes`: sets blocks to zero without moving data.
 
+use crate::common::images::CommandFiles;
 use crate::common::{NamespaceArgs, WriteArgs, number, output};
 use clap::Args;
 use nvme_host::Result;
@@ -25,10 +26,10 @@ pub struct WriteZeroes {
 }
 
 impl WriteZeroes {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         let device = &self.namespace.device;
         let controller =
-            device.start_writing(&self.write, "write-zeroes", &self.namespace.config())?;
+            device.start_writing(files, &self.write, "write-zeroes", &self.namespace.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         namespace.check(Lba(self.lba), self.blocks)?;
         namespace.write_zeroes(Lba(self.lba), self.blocks, self.deac)?;

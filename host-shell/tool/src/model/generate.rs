@@ -1,5 +1,6 @@
 //! `generate`: text by a model whose weights stream from a drive.
 
+use crate::common::images::CommandFiles;
 use crate::common::{
     CommandTimeout, NamespaceId, check_stop, images, npy, number, output, say, visible,
 };
@@ -73,7 +74,7 @@ struct GenerateTimes {
 }
 
 impl GenerateCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         let begin = Instant::now();
         let (tokenizer, mut model, prompt) = self.open()?;
         let opened = Instant::now();
@@ -104,7 +105,9 @@ impl GenerateCommand {
         };
         text.end(self.json)?;
         if let Some(path) = &self.logits {
-            npy::write(path, ("<f4", made.len()), &logits, |one| one.to_le_bytes())?;
+            npy::write((path, files), ("<f4", made.len()), &logits, |one| {
+                one.to_le_bytes()
+            })?;
         }
         self.report(&model, &prompt, &made, &text, &times)
     }

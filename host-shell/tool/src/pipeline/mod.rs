@@ -4,6 +4,7 @@
 mod report;
 
 use crate::bench::plot;
+use crate::common::images::CommandFiles;
 use crate::common::{
     CommandTimeout, NamespaceId, OutputForm, WriteArgs, duration, images, number, output, progress,
     some_bytes, stop_flag,
@@ -135,25 +136,25 @@ impl From<NameArg> for PipelineName {
 }
 
 impl PipelineCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         for path in [&self.plot, &self.trace].into_iter().flatten() {
-            images::refuse_output(path)?;
+            files.refuse_output(path)?;
         }
         if let Some(path) = &self.plot {
             plot::check(path)?;
         }
         let job = self.job();
-        let store = Arc::new(self.store(&job.shape)?);
+        let store = Arc::new(self.store(files, &job.shape)?);
         let machine = ReportMachine::of(&store);
         let report = self.measure(&store, &job)?;
         let mut trace = report.trace.clone();
         trace.keep_last(self.window.as_secs_f64() * 1e6);
         if let Some(path) = &self.trace {
             let text = trace.to_json(job.name.in_one_word());
-            crate::common::file::write_whole(path, text.as_bytes())?;
+            crate::common::file::write_whole(path, text.as_bytes(), files)?;
         }
         if let Some(path) = &self.plot {
-            plot::draw_timeline(path, job.name.in_one_word(), &trace)?;
+            plot::draw_timeline((path, files), job.name.in_one_word(), &trace)?;
         }
         let value = report::to_json(&machine, &job, &report);
         match (self.form.json, self.interval) {
@@ -200,7 +201,7 @@ impl PipelineCommand {
         }
     }
 
-    fn store(&self, shape: &PipelineShape) -> Result<Store> {
+    fn store(&self, files: &CommandFiles, shape: &PipelineShape) -> Result<Store> {
         let options = StoreOptions {
             allow_write: self.write.allow_write,
             read_only: self.keep_data,
@@ -219,7 +220,7 @@ impl PipelineCommand {
         };
         match self.keep_data {
             true => images::must_exist(device)?,
-            false => images::about_to_open(device),
+            false => files.about_to_open(device),
         }
         Store::open(device, &options)
     }

@@ -2,7 +2,8 @@
 
 use super::input::InputArgs;
 use super::place::IndexPlace;
-use crate::common::{WriteArgs, check_stop, images, number, output, progress, say};
+use crate::common::images::CommandFiles;
+use crate::common::{WriteArgs, check_stop, number, output, progress, say};
 use clap::Args;
 use nvme_host::{Error, Result, Store, units};
 use nvme_search::{
@@ -55,7 +56,7 @@ pub struct BuildCommand {
 }
 
 impl BuildCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         let file = self.input.open(self.dim)?;
         let begin = Instant::now();
         let (source, vectors) = match file {
@@ -82,7 +83,7 @@ impl BuildCommand {
             metric: self.metric,
         };
         let created = self.create(&source, options)?;
-        let built = self.build((source, vectors), options, begin);
+        let built = self.build(files, (source, vectors), options, begin);
         if let (Err(_), Some(path)) = (&built, created) {
             // The incomplete file is no index.
             let _ = std::fs::remove_file(path);
@@ -92,11 +93,12 @@ impl BuildCommand {
 
     fn build(
         &self,
+        files: &CommandFiles,
         (source, vectors): (VectorSource, Option<VectorSet>),
         options: BuildOptions,
         begin: Instant,
     ) -> Result<()> {
-        let store = self.store()?;
+        let store = self.store(files)?;
         let vectors = vectors.map_or_else(|| source.vectors(), Ok)?;
         let count = u64::from(source.count);
         let bar = progress::items(2 * count, "build");
@@ -157,14 +159,14 @@ impl BuildCommand {
         Ok(Some(path.to_owned()))
     }
 
-    fn store(&self) -> Result<Store> {
+    fn store(&self, files: &CommandFiles) -> Result<Store> {
         let mut options = self.place.options(QUEUES);
         options.allow_write = self.write.allow_write;
         let is_file = self.device.starts_with(['/', '.']) || self.device.starts_with("file:");
         if is_file {
             return Store::open(&self.device, &options);
         }
-        images::about_to_open(&self.device);
+        files.about_to_open(&self.device);
         let device = nvme_host::open(&self.device)?;
         self.write.check(&*device, "search build")?;
         Store::over(device, &options)

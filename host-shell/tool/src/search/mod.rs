@@ -5,6 +5,7 @@ mod input;
 mod place;
 mod query;
 
+use crate::common::images::CommandFiles;
 use clap::{Args, Subcommand};
 use nvme_host::Result;
 
@@ -22,10 +23,10 @@ enum SearchVerb {
 }
 
 impl SearchCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         match self.command {
-            SearchVerb::Build(command) => command.run(),
-            SearchVerb::Query(command) => command.run(),
+            SearchVerb::Build(command) => command.run(files),
+            SearchVerb::Query(command) => command.run(files),
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use super::input::InputArgs;
 use super::place::IndexPlace;
+use crate::common::images::CommandFiles;
 use crate::common::{WriteArgs, check_stop, images, npy, number, output, progress};
 use clap::Args;
 use nvme_host::bench::median;
@@ -108,8 +109,8 @@ impl QueryRuns {
 }
 
 impl QueryCommand {
-    pub fn run(self) -> Result<()> {
-        let store = Arc::new(self.store()?);
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
+        let store = Arc::new(self.store(files)?);
         let index = VectorIndex::open(&store, self.place.offset)?;
         let source = index.header().source;
         let queries = match self.input.open(Some(source.elements))? {
@@ -144,22 +145,32 @@ impl QueryCommand {
             false => show(&all)?,
         }
         by_cpu.answers.check()?;
-        self.write(count, &by_cpu.answers)?;
+        self.write(files, count, &by_cpu.answers)?;
         by_gpu.map_or(Ok(()), |(way, _)| way.answers.check())
     }
 
     /// Writes what was found, of queries that all have results.
-    fn write(&self, queries: usize, answers: &SearchAnswers) -> Result<()> {
+    fn write(&self, files: &CommandFiles, queries: usize, answers: &SearchAnswers) -> Result<()> {
         if let Some(path) = &self.out_ids {
-            npy::write(path, ("<i8", queries), &answers.ids, i64::to_le_bytes)?;
+            npy::write(
+                (path, files),
+                ("<i8", queries),
+                &answers.ids,
+                i64::to_le_bytes,
+            )?;
         }
         if let Some(path) = &self.out_distances {
-            npy::write(path, ("<f4", queries), &answers.distances, f32::to_le_bytes)?;
+            npy::write(
+                (path, files),
+                ("<f4", queries),
+                &answers.distances,
+                f32::to_le_bytes,
+            )?;
         }
         Ok(())
     }
 
-    fn store(&self) -> Result<Store> {
+    fn store(&self, files: &CommandFiles) -> Result<Store> {
         let mut options = self.place.options((self.threads as u32).min(MOST_QUEUES));
         #[cfg(feature = "cuda")]
         if let Some(index) = self.gpu {
@@ -178,7 +189,7 @@ impl QueryCommand {
             return Store::open(&self.device, &options);
         };
         options.allow_write = self.write.allow_write;
-        images::about_to_open(&self.device);
+        files.about_to_open(&self.device);
         let device = nvme_host::open(&self.device)?;
         self.write.check(&*device, "search query --load")?;
         let store = Store::over(device, &options)?;

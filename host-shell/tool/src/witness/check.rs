@@ -4,6 +4,7 @@
 use super::record::{RunEnd, StepEnd, TimedPass, VERSION, WitnessRecord, WitnessStep};
 use super::redact::found_in;
 use super::steps::{IDENTIFY, StepWorkload};
+use crate::common::images::CommandFiles;
 use crate::common::input::InputFile;
 use crate::common::output;
 use nvme_host::{Error, Result};
@@ -25,9 +26,9 @@ const FASTEST_GB_PER_S: f64 = 121.1;
 /// # Errors
 /// [`Error::Mismatch`] for a witness that cannot be believed; [`Error::Usage`] for another file; [`Error::File`] where
 /// it cannot be read.
-pub fn run(path: &Path, as_json: bool) -> Result<()> {
+pub fn run(path: &Path, files: &CommandFiles, as_json: bool) -> Result<()> {
     let mut bytes = vec![0; MOST];
-    let length = InputFile::open(path)?.read_at_most(&mut bytes)?;
+    let length = InputFile::open(path, files)?.read_at_most(&mut bytes)?;
     let other = |why: String| {
         Error::usage(
             format!("{} is no witness file: {why}", path.display()),

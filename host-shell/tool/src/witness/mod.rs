@@ -18,6 +18,7 @@ mod steps;
 mod text;
 mod watch;
 
+use crate::common::images::CommandFiles;
 use crate::common::{NamespaceId, VERSION, WriteArgs, check_stop, duration, number, output, say};
 use clap::Args;
 use file::OutFile;
@@ -103,9 +104,9 @@ fn bound(host: &SysfsHost) -> Result<String> {
 }
 
 impl WitnessCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, files: &CommandFiles) -> Result<()> {
         if let Some(path) = &self.check {
-            return check::run(path, self.json);
+            return check::run(path, files, self.json);
         }
         let host = SysfsHost::here();
         let device = match &self.device {
@@ -113,7 +114,7 @@ impl WitnessCommand {
             None => bound(&host)?,
         };
         let date = text::date(std::time::SystemTime::now());
-        let mut out = OutFile::create(self.out.as_deref(), &date)?;
+        let mut out = OutFile::create(self.out.as_deref(), &date, files)?;
         let mut secrets = RedactedWords::of_machine(&host, |name| std::env::var(name).ok());
         secrets.add(
             device
@@ -180,7 +181,7 @@ impl WitnessCommand {
         host: &SysfsHost,
         record: &mut WitnessRecord,
         secrets: &mut RedactedWords,
-        out: &mut OutFile,
+        out: &mut OutFile<'_>,
     ) -> Option<Error> {
         let topology = MachineTopology::of(host);
         let identified = self.identify(device, &topology, record, secrets);

@@ -10,6 +10,7 @@ pub mod paths;
 pub mod rows;
 mod timeline;
 
+use crate::common::images::CommandFiles;
 use lettered::LetteredBitmap;
 use nvme_course::pipeline::trace::PipelineTrace;
 use nvme_host::{Error, Result};
@@ -52,24 +53,27 @@ fn extension(path: &Path) -> String {
         .unwrap_or_default()
 }
 
-/// Draws `chart` into `path`.
-pub fn draw(path: &Path, chart: &LineChart) -> Result<()> {
-    draw_all(path, std::slice::from_ref(chart))
+/// Path of a chart, and the files of the command, which it must not replace.
+pub type PlotFile<'p> = (&'p Path, &'p CommandFiles);
+
+/// Draws `chart` into `file`.
+pub fn draw(file: PlotFile<'_>, chart: &LineChart) -> Result<()> {
+    draw_all(file, std::slice::from_ref(chart))
 }
 
-/// Draws `charts` into `path`, in rows.
-pub fn draw_all(path: &Path, charts: &[LineChart]) -> Result<()> {
+/// Draws `charts` into `file`, in rows.
+pub fn draw_all(file: PlotFile<'_>, charts: &[LineChart]) -> Result<()> {
     let columns = charts.len().clamp(1, COLUMNS);
     let rows = charts.len().div_ceil(columns).max(1);
     let panel = if charts.len() > 1 { PANEL } else { SIZE };
     let size = (panel.0 * columns as u32, panel.1 * rows as u32);
-    write(path, size, &PlotSubject::Charts(charts, (rows, columns)))
+    write(file, size, &PlotSubject::Charts(charts, (rows, columns)))
 }
 
-/// Draws `trace` into the file `path`.
-pub fn draw_timeline(path: &Path, title: &str, trace: &PipelineTrace) -> Result<()> {
+/// Draws `trace` into `file`.
+pub fn draw_timeline(file: PlotFile<'_>, title: &str, trace: &PipelineTrace) -> Result<()> {
     write(
-        path,
+        file,
         SIZE,
         &PlotSubject::Timeline(TimelinePlot { title, trace }),
     )
@@ -82,7 +86,7 @@ enum PlotSubject<'p> {
     Timeline(TimelinePlot<'p>),
 }
 
-fn write(path: &Path, size: (u32, u32), picture: &PlotSubject<'_>) -> Result<()> {
+fn write((path, files): PlotFile<'_>, size: (u32, u32), picture: &PlotSubject<'_>) -> Result<()> {
     let bytes = if extension(path) == "svg" {
         let mut text = String::new();
         let backend = SVGBackend::with_string(&mut text, size);
@@ -94,7 +98,7 @@ fn write(path: &Path, size: (u32, u32), picture: &PlotSubject<'_>) -> Result<()>
         draw_on(bitmap, picture).map_err(failed)?;
         encode(&pixels, size).map_err(|error| Error::device(format!("PNG: {error}"), "try .svg"))?
     };
-    let mut out = crate::common::file::OutputFile::create(Some(path))?;
+    let mut out = crate::common::file::OutputFile::create(Some(path), files)?;
     out.write(&bytes)?;
     out.commit()
 }
