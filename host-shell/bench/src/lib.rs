@@ -320,7 +320,10 @@ fn check(controller: &Controller, job: &BenchJob) -> Result<NamespaceInfo> {
         ));
     }
     if job.read_percent > 100 {
-        return Err(Error::usage("a share of reads above 100 %", "use 0 to 100"));
+        return Err(Error::usage(
+            format!("a share of {} % reads is above 100 %", job.read_percent),
+            "use 0 to 100",
+        ));
     }
     if job.verify && job.read_percent == 100 {
         return Err(Error::usage(

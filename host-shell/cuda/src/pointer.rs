@@ -325,8 +325,6 @@ fn refused(
     remedy: impl Into<String>,
 ) -> Error {
     let (name, address) = (argument.name, argument.address);
-    Error::usage(
-        format!("the memory of {name} at {address:#x} {cause}"),
-        remedy,
-    )
+    let memory = format!("the memory of {name} at {address:#x}");
+    Error::usage(format!("{memory} {cause}"), remedy)
 }

@@ -58,7 +58,7 @@ pub fn mixtral(folder: &Path, out: &mut impl Write) -> Result<()> {
 fn config_of(text: &str) -> Result<ModelConfig> {
     let no_mixtral = |why: String| {
         Error::usage(
-            format!("config.json: {why}"),
+            format!("config.json does not describe a checkpoint of Mixtral: {why}"),
             "use a checkpoint of Mixtral whose 256 tokens are bytes and whose last matrix is the embeddings'",
         )
     };
@@ -152,7 +152,7 @@ impl CheckpointSource<'_> {
         let bytes = elements * 2;
         if entry.dtype != Dtype::Bf16 || entry.bytes != bytes {
             return Err(Error::usage(
-                format!("{name}: {} bytes of {}", entry.bytes, entry.dtype.name()),
+                format!("{name} has {} bytes of {}", entry.bytes, entry.dtype.name()),
                 format!("the sizes of the model want {bytes} bytes of bf16"),
             ));
         }

@@ -321,7 +321,10 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
     let mut model = open(&small_store, 1 << 30).unwrap();
     for (tokens, cause) in [
         (vec![], "the list of tokens is empty"),
-        (vec![1, 300], "token 300 of a vocabulary of 300"),
+        (
+            vec![1, 300],
+            "token 300 is not in the vocabulary, which has 300",
+        ),
         (
             vec![1; 101],
             "101 tokens after position 0 do not fit into 100",

@@ -147,7 +147,7 @@ impl Store {
             return Ok(rows);
         }
         Err(Error::usage(
-            "ranges that a kernel lists: the GPU reads them from one drive",
+            "the GPU reads ranges that a kernel lists from one drive alone",
             "use one drive (sim:, vfio:, vfio-user:) with blocks of 32 KiB at most",
         ))
     }

@@ -459,7 +459,12 @@ fn open_stripe(text: &str, options: &StoreOptions) -> Result<Store> {
     let (devices, stripe_bytes) = match text.rsplit_once("?stripe=") {
         Some((devices, size)) => {
             let size = nvme_units::parse_bytes(size);
-            let size = size.map_err(|why| Error::usage(format!("stripe: {why}"), NAMES))?;
+            let size = size.map_err(|why| {
+                Error::usage(
+                    format!("the size after ?stripe= is not usable: {why}"),
+                    NAMES,
+                )
+            })?;
             (devices, size)
         }
         None => (text, STRIPE_BYTES),

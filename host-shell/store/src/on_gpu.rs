@@ -264,7 +264,7 @@ impl Table {
             return unsafe { rows.stream(&table, kernel, parts, argument, stream) };
         }
         Err(Error::usage(
-            "rows that a kernel uses while it reads them: the GPU reads them from one drive",
+            "the GPU reads rows that a kernel uses meanwhile from one drive alone",
             "use one drive (sim:, vfio:, vfio-user:) with blocks of 32 KiB at most",
         ))
     }
@@ -307,7 +307,7 @@ impl Table {
             return unsafe { rows.read_by_warps(&table, (count, lanes), kernel, argument, stream) };
         }
         Err(Error::usage(
-            "rows that the warps of a kernel choose: the GPU reads them from one drive",
+            "the GPU reads rows that the warps of a kernel choose from one drive alone",
             "use one drive (sim:, vfio:, vfio-user:)",
         ))
     }

@@ -1,5 +1,5 @@
 //! Measures how the source reads: phrases that only this project uses, docs that open with a question word, names of
-//! types in one word, names that stand twice. `cargo xtask check` fails above the rates in tests/wording.txt, which only
+//! types in one word, names that stand twice, usage errors without a verb. `cargo xtask check` fails above the rates in tests/wording.txt, which only
 //! fall: a change that lowers one commits the lower number.
 
 use chores::process::{Failure, output, root};
@@ -46,6 +46,10 @@ const PHRASES: [&str; 34] = [
 const QUESTIONS: [&str; 8] = [
     "What", "Which", "How", "Who", "Where", "Whether", "Why", "When",
 ];
+/// Verbs of causes. A cause of a usage error is a sentence with subject, rule and value, and has one of them.
+const VERBS: &str = "is are was were has have had must cannot could would may do does need needs lie lies end ends \
+    begin begins start starts fit fits want wants exceed exceeds name names take takes give gives hold holds move \
+    moves read reads write writes keep keeps share overlap exclude grants inhibits mix";
 /// The file of the committed rates: a name and a number on each line.
 const RATES: &str = "tests/wording.txt";
 
@@ -57,6 +61,7 @@ struct Wording {
     docs: usize,
     questions: usize,
     types: BTreeMap<String, usize>,
+    verbless_errors: usize,
 }
 
 impl Wording {
@@ -65,6 +70,7 @@ impl Wording {
         let text = text
             .find("\n#[cfg(test)]\nmod ")
             .map_or(text, |at| &text[..at]);
+        self.verbless_errors += causes(text).filter(|cause| is_verbless(cause)).count();
         let mut after_doc = false;
         for line in text.lines() {
             let line = line.trim_start();
@@ -88,8 +94,9 @@ impl Wording {
         }
     }
 
-    /// The rates by name: phrases in 10,000 lines of comments, the others in 1,000 docs or types.
-    fn rates(&self) -> [(&'static str, usize); 4] {
+    /// The rates by name: phrases in 10,000 lines of comments, the others in 1,000 docs or types; usage errors without a
+    /// verb are counted.
+    fn rates(&self) -> [(&'static str, usize); 5] {
         let of = |part: usize, all: usize, unit: usize| (part * unit).div_ceil(all.max(1));
         let all = self.types.values().sum();
         let chosen = |wanted: &dyn Fn(&str, usize) -> bool| {
@@ -106,8 +113,31 @@ impl Wording {
             ("questions", of(self.questions, self.docs, 1000)),
             ("one-word-types", of(one_word, all, 1000)),
             ("repeated-types", of(repeated, all, 1000)),
+            ("verbless-usage-errors", self.verbless_errors),
         ]
     }
+}
+
+/// Returns the causes of usage errors that stand in `text` as literals.
+fn causes(text: &str) -> impl Iterator<Item = &str> {
+    text.split("usage(").skip(1).filter_map(|call| {
+        let call = call.trim_start();
+        let call = call.strip_prefix("format!(").map_or(call, str::trim_start);
+        let literal = call.strip_prefix('"')?;
+        literal.split_once('"').map(|(cause, _)| cause)
+    })
+}
+
+/// Whether `cause` has words of its own and no verb. One of placeholders alone passes on a sentence.
+fn is_verbless(cause: &str) -> bool {
+    let own = cause
+        .split('{')
+        .map(|part| part.split_once('}').map_or(part, |(_, after)| after));
+    let mut words = own
+        .flat_map(|part| part.split(|c: char| !c.is_alphanumeric()))
+        .filter(|word| word.starts_with(char::is_alphabetic))
+        .peekable();
+    words.peek().is_some() && !words.any(|word| VERBS.split_whitespace().any(|verb| verb == word))
 }
 
 /// Returns how often a phrase of [`PHRASES`] stands in `comment`, as whole words.
@@ -189,7 +219,7 @@ fn judge(rates: &[(&str, usize)], committed: &str) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Wording, counts, judge, phrases, type_of};
+    use super::{Wording, causes, counts, is_verbless, judge, phrases, type_of};
 
     #[test]
     fn phrases_are_whole_words() {
@@ -218,8 +248,19 @@ mod tests {
             ("questions", 500),
             ("one-word-types", 667),
             ("repeated-types", 667),
+            ("verbless-usage-errors", 0),
         ];
         assert_eq!(wording.rates(), expected);
+    }
+
+    #[test]
+    fn a_cause_without_a_verb_is_found() {
+        let text = "Error::usage(\"stripe: {why}\", x); usage(\n format!(\n \"{a} is not {b}\", 1), y); usage(cause, z)";
+        let found: Vec<&str> = causes(text).collect();
+        assert_eq!(found, ["stripe: {why}", "{a} is not {b}"]);
+        assert!(is_verbless(found[0]));
+        assert!(!is_verbless(found[1]));
+        assert!(!is_verbless("{}: {what}"));
     }
 
     #[test]

@@ -94,7 +94,8 @@ impl IoBatch {
                 NVME_GPU_READ => false,
                 NVME_GPU_WRITE => true,
                 other => {
-                    let cause = format!("operation {other}");
+                    let cause =
+                        format!("operation {other} is neither NVME_GPU_READ nor NVME_GPU_WRITE");
                     let remedy = "use NVME_GPU_READ or NVME_GPU_WRITE";
                     return Err(named(CallFailure::usage(cause, remedy)));
                 }

@@ -85,7 +85,10 @@ fn begin(
 
 #[cfg(not(feature = "cuda"))]
 fn begin(_: &crate::opened::OpenTable, _: TableRequest) -> crate::border::Answer<OpenGather> {
-    let failure = crate::status::CallFailure::usage("built without CUDA", "use nvme_gpu_gather");
+    let failure = crate::status::CallFailure::usage(
+        "this library was built without CUDA",
+        "use nvme_gpu_gather",
+    );
     Err(failure)
 }
 

@@ -121,7 +121,9 @@ pub extern "C" fn nvme_gpu_add_kind(
             .checked_add(length)
             .and_then(|end| end.checked_mul(sector_size.into()));
         if sector_size == 0 || end.is_none() {
-            let cause = format!("{length} sectors of {sector_size} bytes from {start_lba} on");
+            let cause = format!(
+                "{length} sectors of {sector_size} bytes from {start_lba} on are no range of bytes"
+            );
             return Err(usage(cause, "use a range of the device"));
         }
         with(request_id, |request| {

@@ -177,8 +177,10 @@ fn check_operand(
     element: MatrixElement,
 ) -> Result<()> {
     let MatrixOperand { address, stride } = *operand;
-    let wrong =
-        |what: String, remedy: &str| Err(Error::usage(format!("matrix {name}: {what}"), remedy));
+    let wrong = |what: String, remedy: &str| {
+        let cause = format!("matrix {name} cannot be used: {what}");
+        Err(Error::usage(cause, remedy))
+    };
     if !address.is_multiple_of(element.bytes()) {
         return wrong(
             format!(
@@ -256,7 +258,7 @@ mod tests {
         for rung in MatmulStep::ALL {
             assert!(
                 refused(rung, |p| p.a.stride = 4)
-                    .contains("matrix a: its stride of 4 elements is less than a row of 5")
+                    .contains("its stride of 4 elements is less than a row of 5")
             );
             assert!(refused(rung, |p| p.b.stride = 0).contains("matrix b"));
             assert!(refused(rung, |p| p.c.address = 257).contains("matrix c"));

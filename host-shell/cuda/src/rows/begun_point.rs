@@ -54,11 +54,13 @@ impl BegunPoint {
         let capture = capture_of(then)?;
         if capture.is_some() && capture != self.capture {
             return Err(apart(match self.capture {
-                None => "were begun outside of the graph that their second half is captured in",
-                Some(_) => "were begun in another capture than that of their second half",
+                None => {
+                    "the rows were begun outside of the graph that their second half is captured in"
+                }
+                Some(_) => "the rows were begun in another capture than that of their second half",
             }));
         }
-        let outside = "were begun in a graph, and their second half is not captured in it";
+        let outside = "the rows were begun in a graph, and their second half is not captured in it";
         match self.event.before(then) {
             Err(_) if self.is_captured() => return Err(apart(outside)),
             ordered => ordered?,
@@ -89,9 +91,9 @@ impl BegunPoint {
     }
 }
 
-fn apart(which: &str) -> Error {
+fn apart(cause: &str) -> Error {
     Error::usage(
-        format!("the rows {which}"),
+        cause,
         "begin and finish in one capture, or both outside of captures",
     )
 }

@@ -193,7 +193,10 @@ pub fn refused(error: nvme_sim::ConfigError) -> Error {
                 source,
             }
         }
-        None => Error::usage(format!("device option {}", error.option), error.why),
+        None => Error::usage(
+            format!("the device option {} is not usable", error.option),
+            error.why,
+        ),
     }
 }
 

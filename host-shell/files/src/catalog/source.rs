@@ -170,7 +170,10 @@ impl<'a> StoreSource<'a> {
     /// [`Error::Usage`] for a byte past the store.
     pub fn from(store: &'a Store, offset: u64) -> Result<Self> {
         let bytes = store.len().checked_sub(offset).ok_or_else(|| {
-            let cause = format!("byte {offset} of a store of {} bytes", store.len());
+            let cause = format!(
+                "byte {offset} lies past the store, which has {} bytes",
+                store.len()
+            );
             Error::usage(cause, "use a byte of the store")
         })?;
         Ok(Self {
@@ -189,7 +192,7 @@ impl<'a> StoreSource<'a> {
         let all = Self::from(store, offset)?;
         if bytes > all.bytes {
             let cause = format!(
-                "{bytes} bytes from byte {offset} on of a store of {} bytes",
+                "{bytes} bytes from byte {offset} on end past the store, which has {} bytes",
                 store.len()
             );
             return Err(Error::usage(cause, "give the size of the file"));

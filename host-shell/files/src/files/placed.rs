@@ -130,7 +130,7 @@ impl HeaderSource for PlacedFile {
         let end = offset.checked_add(data.len() as u64);
         let Some(end) = end.filter(|end| *end <= self.len()) else {
             let cause = format!(
-                "{} bytes from byte {offset} of {} on",
+                "{} bytes from byte {offset} of {} on end past the file",
                 data.len(),
                 self.path
             );

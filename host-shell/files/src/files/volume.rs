@@ -265,7 +265,9 @@ impl HeaderSource for DriveFile {
             bytes if bytes == data.len() => Ok(()),
             bytes => {
                 let (wanted, path) = (data.len(), &self.path);
-                let cause = format!("{bytes} of {wanted} bytes from byte {offset} of {path} on");
+                let cause = format!(
+                    "{wanted} bytes from byte {offset} of {path} on end past the file, which has {bytes} of them"
+                );
                 Err(Error::usage(cause, "read up to the end of the file"))
             }
         }

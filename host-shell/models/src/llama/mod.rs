@@ -199,7 +199,7 @@ impl Llama {
         let remedy = "use the tokens of this model's tokenizer";
         if let Some(token) = tokens.iter().find(|id| **id >= self.config.vocabulary) {
             let cause = format!(
-                "token {token} of a vocabulary of {}",
+                "token {token} is not in the vocabulary, which has {}",
                 self.config.vocabulary
             );
             return Err(Error::usage(cause, remedy));

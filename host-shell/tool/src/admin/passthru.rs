@@ -195,7 +195,7 @@ impl CommandArgs {
         let wrong = |flag: &str, says: &str| {
             let is = format!("bits 1:0 of opcode {:#04x} are {bits:02b}b", self.opcode);
             Error::usage(
-                format!("{flag}, but {is}, which {says}"),
+                format!("{flag} is given, but {is}, which {says}"),
                 "choose the direction that the opcode has",
             )
         };

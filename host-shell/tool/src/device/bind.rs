@@ -63,7 +63,7 @@ impl BindCommand {
     ) -> Result<BindResult> {
         if lender == LendingDriver::Module && self.user.is_some() {
             return Err(Error::usage(
-                "--user with --driver nvme_gpu: the module asks for CAP_SYS_RAWIO, whoever owns its node",
+                "--user cannot be used with --driver nvme_gpu: the module asks for CAP_SYS_RAWIO, whoever owns its node",
                 "leave --user out, or use vfio-pci",
             ));
         }
@@ -179,7 +179,10 @@ mod tests {
         let error = bind
             .on(&machine.host(), address, LendingDriver::Module)
             .unwrap_err();
-        assert!(error.to_string().starts_with("--user with"), "{error}");
+        assert!(
+            error.to_string().starts_with("--user cannot be used"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -188,7 +188,10 @@ fn refused(error: ServeError) -> Error {
             path,
             cause,
             remedy,
-        } => Error::usage(format!("socket {}: {cause}", path.display()), remedy),
+        } => Error::usage(
+            format!("the socket {} cannot be made: {cause}", path.display()),
+            remedy,
+        ),
         ServeError::System(call, source) => Error::System { call, source },
     }
 }

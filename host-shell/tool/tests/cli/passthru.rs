@@ -187,7 +187,10 @@ fn passthru_refuses_what_the_opcode_or_the_driver_forbids(place: Place) {
         "opcode 0x01 are 01b, which sends data",
     );
     io(&["-O", "0", "-l", "4096"], "moves no data");
-    io(&["-O", "2", "-i", "in", "-l", "4096"], "--input-file, but");
+    io(
+        &["-O", "2", "-i", "in", "-l", "4096"],
+        "--input-file is given, but",
+    );
     io(&["-O", "2", "-r"], "the length of the data, which is 0");
     io(
         &["-O", "2", "-l", "4096", "-m", "8"],

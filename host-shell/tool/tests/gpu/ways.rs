@@ -157,7 +157,10 @@ fn rows_are_gathered_by_ids_and_checked() {
     let striped = ok(&folder, &on(&[]));
     assert!(striped.contains(r#""members":2"#), "{striped}");
     let why = fails(&folder, "", 2, &on(&["--cache", "1MiB"]));
-    assert!(why.contains("a cache of rows of several drives"), "{why}");
+    assert!(
+        why.contains("a cache of rows belongs to one drive"),
+        "{why}"
+    );
     for (line, row) in lines[1..].iter().zip([4096, 512, 24]) {
         assert_eq!(
             (&line["row_bytes"], &line["rows"]),

@@ -106,10 +106,10 @@ impl MeasuredDrives {
             let striped = None;
             return Ok(Self { striped, first });
         }
-        let most = nvme_gpu_kernel::rows::MEMBERS;
+        let (count, most) = (rows.len(), nvme_gpu_kernel::rows::MEMBERS);
         let striped = StripedRows::new(rows, STRIPE_BYTES, table_bytes)?.ok_or_else(|| {
             Error::usage(
-                "too many drives for one launch",
+                format!("one launch reads at most {most} drives, {count} are given"),
                 format!("use {most} at most"),
             )
         })?;
@@ -164,7 +164,7 @@ pub fn gather(
     };
     if devices.len() > 1 && job.cache_bytes > 0 {
         return Err(Error::usage(
-            "a cache of rows of several drives",
+            "a cache of rows belongs to one drive, several are given",
             "measure one drive with a cache",
         ));
     }

@@ -23,7 +23,7 @@ fn element(dtype: &str) -> Result<MatrixElement, ExceptionParts> {
         "float16" => Ok(MatrixElement::F16),
         "bfloat16" => Ok(MatrixElement::Bf16),
         other => {
-            let cause = format!("a product of {other}");
+            let cause = format!("{other} is no element type of a product");
             Err(ExceptionParts::usage(
                 cause,
                 "use float32, float16 or bfloat16",
@@ -63,7 +63,7 @@ pub fn matmul_on_cpu(
         let lengths = (m.checked_mul(k), k.checked_mul(n), m.checked_mul(n));
         if lengths != (Some(a.len()), Some(b.len()), Some(out.len())) {
             let cause = format!(
-                "{} and {} elements for {} of the result",
+                "a has {} elements, b {} and out {}, which is not a product of {m} x {k} and {k} x {n}",
                 a.len(),
                 b.len(),
                 out.len()

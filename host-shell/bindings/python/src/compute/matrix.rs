@@ -52,7 +52,7 @@ fn half(dtype: &str) -> Result<HalfFormat, ExceptionParts> {
         "bfloat16" => Ok(HalfFormat::Bf16),
         "float16" => Ok(HalfFormat::F16),
         other => {
-            let cause = format!("vectors of {other}");
+            let cause = format!("{other} is no element type of vectors");
             Err(ExceptionParts::usage(cause, "use bfloat16 or float16"))
         }
     }

@@ -101,7 +101,7 @@ impl FileExtents {
             return Ok(());
         }
         if self.found.len() == MOST_EXTENTS {
-            let cause = format!("a file in more than {MOST_EXTENTS} pieces");
+            let cause = format!("the file lies in more than {MOST_EXTENTS} pieces");
             return Err(Error::usage(
                 cause,
                 "copy the file, so that its blocks lie together",
