@@ -154,8 +154,8 @@ fn relative_links_lead_somewhere() {
 #[test]
 fn a_broken_link_would_be_found() {
     assert!(broken("README.md", "docs/missing.md").is_some());
-    assert!(broken("docs/guide/drive.md", "../vfio.md#no-such-heading").is_some());
-    assert!(broken("docs/guide/drive.md", "../vfio.md#bind-and-unbind").is_none());
+    assert!(broken("docs/guide/store.md", "../vfio.md#no-such-heading").is_some());
+    assert!(broken("docs/guide/store.md", "../vfio.md#bind-and-unbind").is_none());
     assert!(broken("README.md", "https://example.org/x").is_none());
     let line = "a [b](c.md) and ![d](e.svg), see [f](g.md#h)";
     assert_eq!(targets(line), ["c.md", "e.svg", "g.md#h"]);
@@ -273,12 +273,13 @@ fn decision_faults(number: u32, text: &str) -> Vec<String> {
     faults
 }
 
-/// Names the numbers up to the last page's that neither a page nor a line of the index accounts for.
+/// Names the numbers up to the last page's that neither a line of `index` nor a "Number N was not used." accounts for.
 fn numbers_missing(pages: &[u32], index: &str) -> Vec<u32> {
     let last = pages.iter().copied().max().unwrap_or(0);
     let in_index = |number: u32| {
-        let row = format!("| {number} | ");
-        index.lines().any(|line| line.starts_with(&row))
+        let row = format!("- [{number}. ");
+        let unused = format!("Number {number} was not used.");
+        index.lines().any(|line| line.starts_with(&row)) || index.contains(&unused)
     };
     (1..=last).filter(|number| !in_index(*number)).collect()
 }
@@ -309,10 +310,10 @@ fn decisions_follow_their_template_and_the_index_has_every_number() {
             offenders.push(format!("{page} {fault}"));
         }
     }
-    for number in numbers_missing(&numbers, &read("docs/adr/README.md")) {
-        offenders.push(format!(
-            "docs/adr/README.md has no line for decision {number}"
-        ));
+    let unused = read("docs/adr/README.md").replace('\n', " ");
+    let index = read("docs/SUMMARY.md") + &unused;
+    for number in numbers_missing(&numbers, &index) {
+        offenders.push(format!("docs/SUMMARY.md has no line for decision {number}"));
     }
     assert!(offenders.is_empty(), "\n{}", offenders.join("\n"));
     assert!(
@@ -336,6 +337,15 @@ fn a_decision_without_its_parts_would_be_found() {
         .replace("## Situation", "## X")
         .replace("## Decision", "## Situation");
     assert_eq!(decision_faults(3, &swapped).len(), 1);
-    assert_eq!(numbers_missing(&[1, 3], "| 1 | a |\n| 3 | b |\n"), [2]);
-    assert!(numbers_missing(&[1, 3], "| 1 | a |\n| 2 | unused |\n| 3 | b |\n").is_empty());
+    assert_eq!(
+        numbers_missing(&[1, 3], "- [1. a](1.md)\n- [3. b](3.md)\n"),
+        [2]
+    );
+    assert!(
+        numbers_missing(
+            &[1, 3],
+            "- [1. a](1.md)\n- [3. b](3.md)\nNumber 2 was not used."
+        )
+        .is_empty()
+    );
 }
