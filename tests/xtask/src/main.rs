@@ -58,8 +58,8 @@ usage: cargo xtask <command>
   coverage           lines of each library that the tests reach; fails below tests/coverage.txt
   record SUBJECT -- COMMAND...
                      run a command and add what it said last to docs/results/runs.tsv
-  results [NAME...]  write docs/results/README.md: the last run of each subject; with names print the tables of
-                     docs/results/NAME.tsv, the figures behind the pages
+  results [NAME...]  write docs/results/README.md: the runs of the last day; with names print the tables of
+                     docs/results/NAME.tsv, the figures behind the pages, or of `runs`
   witness-check FILE...
                      check files that `nvme-gpu witness` wrote, and print their rows for docs/hardware.md
   install-c PREFIX [--built FOLDER]

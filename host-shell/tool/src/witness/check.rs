@@ -272,7 +272,7 @@ fn texts(value: &Value) -> Vec<String> {
     }
 }
 
-/// Returns the row for docs/hardware.md.
+/// Returns the line for docs/hardware.md.
 pub fn row(record: &WitnessRecord) -> String {
     let ok = record
         .steps
@@ -330,17 +330,10 @@ pub fn row(record: &WitnessRecord) -> String {
         .get(..7)
         .unwrap_or("development");
     let day = record.date.get(..10).unwrap_or_default();
-    let cell = |text: String| text.replace('|', "/");
+    let (command, gpu) = (&record.command, gpu.trim_end());
     format!(
-        "| {} | {} | {}, {day} | `{}` |",
-        cell(claim),
-        cell(format!(
-            "{kind}{drive}{}, Linux {}",
-            gpu.trim_end(),
-            record.machine.kernel
-        )),
-        commit,
-        cell(record.command.clone())
+        "- {claim}: `{command}`; {kind}{drive}{gpu}, Linux {}, {commit}, {day}",
+        record.machine.kernel
     )
 }
 

@@ -83,7 +83,7 @@ fn every_rung_runs_and_the_file_is_believed(place: Place) {
     // Its check believes it, and marks what it is.
     let row = folder.ok(&["witness", "--check", "w.json"]);
     assert!(
-        row.starts_with("| witness: 7 rungs") && row.contains("SIMULATOR"),
+        row.starts_with("- witness: 7 rungs") && row.contains("SIMULATOR"),
         "{row}"
     );
     let checked = folder.json(&["witness", "--check", "w.json"]);

@@ -164,22 +164,36 @@ pub fn help(width: usize) -> String {
     text
 }
 
-/// Returns the three tables as docs/simulator.md has them.
+/// Returns the three tables as lists, as docs/simulator.md has them.
 pub fn markdown() -> String {
-    let cell = |text: &str| text.replace('|', "\\|");
-    let mut text = String::from("| option | default | meaning |\n| --- | --- | --- |\n");
+    let mut text = String::from("Options, with their defaults:\n\n");
     for row in OPTIONS {
-        let (value, default) = (cell(row.value), cell(row.default));
-        text += &format!("| `{}={value}` | {default} | {} |\n", row.name, row.help);
+        let head = format!("`{}={}`", row.name, row.value);
+        text += &entry(&format!("{head} ({}): {}", row.default, row.help));
     }
-    text += "\n| fault | meaning |\n| --- | --- |\n";
+    text += "\nFaults:\n\n";
     for row in FAULTS {
         let value = if row.value.is_empty() { "" } else { ":" };
-        text += &format!("| `{}{value}{}` | {} |\n", row.name, row.value, row.help);
+        text += &entry(&format!("`{}{value}{}`: {}", row.name, row.value, row.help));
     }
-    text += "\n| condition | meaning |\n| --- | --- |\n";
+    text += "\nConditions of a fault:\n\n";
     for row in CONDITIONS {
-        text += &format!("| `{}={}` | {} |\n", row.name, cell(row.value), row.help);
+        text += &entry(&format!("`{}={}`: {}", row.name, row.value, row.help));
     }
     text
+}
+
+/// Returns an entry of a list in lines of at most 120 columns.
+fn entry(text: &str) -> String {
+    let mut lines = String::from("-");
+    let mut column = 1;
+    for word in text.split(' ') {
+        if column + 1 + word.len() > 120 {
+            lines += "\n ";
+            column = 1;
+        }
+        lines += &format!(" {word}");
+        column += 1 + word.len();
+    }
+    lines + "\n"
 }

@@ -16,6 +16,10 @@ type Figure = [String; COLUMNS.len()];
 /// Prints the tables of the named files.
 pub fn command(names: &[&str]) -> Result<(), Failure> {
     for name in names {
+        if *name == "runs" {
+            print!("{}", crate::results::last_runs()?);
+            continue;
+        }
         let path = file(name);
         let text = std::fs::read_to_string(&path).map_err(|error| {
             Failure::new(format!(
@@ -105,7 +109,10 @@ mod tests {
             let text = std::fs::read_to_string(&path).unwrap();
             let found = parse(&path, &text).unwrap();
             for [date, _, machine, ..] in &found {
-                assert!(date != "-" && machine != "-", "{name}: a figure without both");
+                assert!(
+                    date != "-" && machine != "-",
+                    "{name}: a figure without both"
+                );
             }
             figures += found.len();
         }

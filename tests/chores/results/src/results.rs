@@ -1,5 +1,5 @@
-//! Results of runs by hand: `docs/results/runs.tsv` has a line for each recorded run, and
-//! `docs/results/README.md` shows the last one of each subject.
+//! Results of runs by hand: `docs/results/runs.tsv` has a line for each recorded run,
+//! `docs/results/README.md` shows those of the last day, and `cargo xtask results runs` the last one of each subject.
 //!
 //! `cargo xtask record SUBJECT -- COMMAND...` runs a command and adds its line; the outcome is the last
 //! line that the command printed. The program needs nothing but itself, so it can be carried to a
@@ -22,9 +22,10 @@ const COLUMNS: [&str; 8] = [
 const HEAD: &str = "\
 # Results
 
-The last recorded run of each subject. `cargo xtask record SUBJECT -- COMMAND` adds a run with its machine and command
-to `runs.tsv`, `cargo xtask results` writes this page. The other `.tsv` files have the figures behind the pages, a row
-each, and keep what a page no longer shows: `cargo xtask results NAME` prints one.
+Recorded runs of the last day. `cargo xtask results runs` prints the last run of each subject. `cargo xtask record
+SUBJECT -- COMMAND` adds a run with its machine and command to `runs.tsv`, `cargo xtask results` writes this page. The
+other `.tsv` files have the figures behind the pages, a row each, and keep what a page no longer shows: `cargo xtask
+results NAME` prints one.
 ";
 
 /// One recorded run: its fields in the order of [`COLUMNS`].
@@ -192,16 +193,28 @@ fn read_runs() -> Result<Vec<Run>, Failure> {
         .collect()
 }
 
-/// The page: a table of the last run of each subject, in the order of the first runs.
+/// Returns the last run of each subject, for `cargo xtask results runs`.
+pub fn last_runs() -> Result<String, Failure> {
+    Ok(format!("# Runs\n{}", table(&read_runs()?)))
+}
+
+/// The page: the runs of the last day.
 fn page(runs: &[Run]) -> String {
+    let last = runs.iter().map(|run| &run[1]).max();
+    let of_day = |run: &&Run| Some(&run[1]) == last;
+    let runs: Vec<Run> = runs.iter().filter(of_day).cloned().collect();
+    HEAD.to_string() + &table(&runs)
+}
+
+/// Makes a table of the last run of each subject, in the order of the first runs.
+fn table(runs: &[Run]) -> String {
     let mut subjects: Vec<&str> = Vec::new();
     for run in runs {
         if !subjects.contains(&run[0].as_str()) {
             subjects.push(&run[0]);
         }
     }
-    let mut page = HEAD.to_string();
-    page += "\n| subject | last run | outcome |\n| --- | --- | --- |\n";
+    let mut page = String::from("\n| subject | last run | outcome |\n| --- | --- | --- |\n");
     for subject in subjects {
         let Some(run) = runs.iter().rev().find(|run| run[0] == subject) else {
             continue;
@@ -236,12 +249,21 @@ mod tests {
     }
 
     #[test]
-    fn the_page_shows_the_last_run_of_each_subject() {
+    fn a_table_shows_the_last_run_of_each_subject() {
         let runs = [run("b", "old"), run("a", "only"), run("b", "new")];
-        let page = page(&runs);
-        assert!(page.find("\n| b |").unwrap() < page.find("\n| a |").unwrap());
-        assert!(page.contains("| new |\n") && page.contains("only"));
-        assert!(!page.contains("old"));
+        let table = table(&runs);
+        assert!(table.find("\n| b |").unwrap() < table.find("\n| a |").unwrap());
+        assert!(table.contains("| new |\n") && table.contains("only"));
+        assert!(!table.contains("old"));
+    }
+
+    #[test]
+    fn the_page_shows_the_last_day() {
+        let mut earlier = run("a", "earlier");
+        earlier[1] = "2026-11-21".to_string();
+        let page = page(&[run("b", "new"), earlier]);
+        assert!(page.starts_with(HEAD) && page.contains("new"));
+        assert!(!page.contains("earlier"));
     }
 
     #[test]

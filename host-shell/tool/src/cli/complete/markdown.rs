@@ -9,25 +9,15 @@ const WIDTH: usize = 120;
 const COMMON: usize = 3;
 
 /// Options that commands take together, by the heading under which they are described.
-const SETS: [(&str, &[&str]); 3] = [
+const SETS: [(&str, &[&str]); 2] = [
     (
         "Device options",
-        &[
-            "device",
-            "doorbells",
-            "irq",
-            "json",
-            "quiet",
-            "rings",
-            "timeout-ms",
-            "verbose",
-        ],
+        &["device", "doorbells", "irq", "json", "rings", "timeout-ms"],
     ),
     (
         "GPU options",
         &["data-in-cmb", "gpu", "mode", "threads", "tier", "trace"],
     ),
-    ("Output options", &["json", "quiet", "verbose"]),
 ];
 
 /// The heading of common options that belong to no set.
@@ -59,6 +49,9 @@ pub fn reference(mut root: Command) -> String {
         .filter(|arg| is_common(arg))
         .filter_map(|arg| Some((item(arg), arg.get_long()?.to_owned())))
         .collect();
+    text.push_str("\nEvery command takes:\n\n");
+    let global = root.get_arguments().filter(|arg| arg.is_global_set());
+    text.extend(global.map(item));
     text.push_str(&common_options(&common));
     // The command that describes an option first: later ones with the same words refer to it.
     let mut described: BTreeMap<String, String> = BTreeMap::new();
@@ -129,11 +122,6 @@ fn common_options(common: &BTreeMap<String, String>) -> String {
     left.sort_by_key(|(item, long)| (*long, *item));
     for (heading, names) in SETS {
         text.push_str(&format!("\n## {heading}\n\n"));
-        let shared: Vec<&str> = names
-            .iter()
-            .copied()
-            .filter(|name| !left.iter().any(|(_, long)| long == name))
-            .collect();
         left.retain(|(item, long)| {
             let is_here = names.contains(&long.as_str());
             if is_here {
@@ -141,10 +129,6 @@ fn common_options(common: &BTreeMap<String, String>) -> String {
             }
             !is_here
         });
-        if !shared.is_empty() {
-            let shared: Vec<String> = shared.iter().map(|name| format!("`--{name}`")).collect();
-            text.push_str(&format!("{}, as above.\n", shared.join(", ")));
-        }
     }
     text.push_str(&format!("\n## {OTHERS}\n\n"));
     left.iter().for_each(|(item, _)| text.push_str(item));
@@ -190,7 +174,7 @@ fn collect<'a>(parent: &'a Command, prefix: &str, verbs: &mut Vec<(String, &'a C
 
 fn options(verb: &Command) -> impl Iterator<Item = &Arg> {
     verb.get_arguments()
-        .filter(|arg| !arg.is_hide_set() && arg.get_id() != "help")
+        .filter(|arg| !arg.is_hide_set() && !arg.is_global_set() && arg.get_id() != "help")
 }
 
 /// Returns the name by which a reference names an option: `--long`, or `<VALUE>` of a positional one.

@@ -116,16 +116,15 @@ fn a_good_file_has_no_problems_and_a_row() {
     );
     assert_eq!(problems(&back), Vec::<String>::new());
     let row = row(&good());
-    assert!(row.starts_with("| witness: 13 rungs, "), "{row}");
+    assert!(row.starts_with("- witness: 13 rungs, "), "{row}");
     assert!(
         row.contains("gpu tier 1 3.35 GB/s (85 % of the link)"),
         "{row}"
     );
     assert!(
-        row.contains("| WD PC SN740 73110012 by vfio, Linux 6.17.0 | abcdef1, 2026-11-25 |"),
+        row.ends_with("; WD PC SN740 73110012 by vfio, Linux 6.17.0, abcdef1, 2026-11-25"),
         "{row}"
     );
-    assert_eq!(row.matches('|').count(), 5);
 }
 
 #[test]
