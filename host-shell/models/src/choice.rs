@@ -120,7 +120,8 @@ impl KvStore {
     /// there is chosen first, so that attention reports it.
     ///
     /// # Errors
-    /// Those of [`PageLimits::check`].
+    /// Those of [`PageLimits::check`]; [`Error::Usage`] for a head that is not there, and a query of another length
+    /// than a head.
     pub fn choose(
         &self,
         queries: &[&[f32]],
@@ -130,6 +131,13 @@ impl KvStore {
         keep: PageLimits,
     ) -> Result<Vec<u32>> {
         keep.check()?;
+        self.check_queries(queries)?;
+        if kv_head >= self.shape().kv_heads {
+            return Err(Error::usage(
+                format!("head {kv_head} does not exist"),
+                format!("there are {} heads", self.shape().kv_heads),
+            ));
+        }
         let each = self.shape().summary_bytes() as usize;
         let rank = |id: &u32| {
             let first = (*id as usize).saturating_mul(each);
@@ -229,6 +237,36 @@ mod tests {
         assert!(keep(3, 2, 2).check().is_err());
         assert!(keep(3, u32::MAX, 2).check().is_err());
         assert!(keep(4, 2, 2).check().is_ok());
+    }
+
+    #[test]
+    fn choices_by_other_heads_or_shorter_queries_are_refused() {
+        let device = "sim:mem?size=4MiB&block=512";
+        let store = nvme_host::Store::open(device, &nvme_host::StoreOptions::default()).unwrap();
+        let shape = KvShape {
+            kv_heads: 2,
+            head_elements: 8,
+            page_tokens: 16,
+            is_bf16: false,
+        };
+        let pages = KvStore::new(&std::sync::Arc::new(store), 0, 4, shape).unwrap();
+        let summaries = pages.summaries(0, 4).unwrap();
+        let keep = PageLimits {
+            pages: 1,
+            first: 0,
+            last: 0,
+        };
+        let choose = |query: &[f32], kv_head: u32| {
+            let found = pages.choose(&[query], &[2, 1], kv_head, &summaries, keep);
+            found.map_err(|error| error.to_string())
+        };
+        assert_eq!(choose(&[1.0; 8], 1), Ok(vec![2]));
+        let says = |found: std::result::Result<Vec<u32>, String>, text: &str| {
+            let error = found.unwrap_err();
+            assert!(error.contains(text), "{error}");
+        };
+        says(choose(&[1.0; 8], 2), "head 2 does not exist");
+        says(choose(&[1.0; 7], 1), "a query has 7 elements, a head 8");
     }
 
     #[test]

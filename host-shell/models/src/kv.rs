@@ -113,11 +113,12 @@ impl KvStore {
     }
 
     /// Computes attention of `queries`, those of one head of queries a vector, over the pages `ids` of the head
-    /// `kv_head` and the first `tail` tokens of a page in memory: by the CPU, as the GPU does it. No token at
-    /// all gives zeros.
+    /// `kv_head` and the first `tail_tokens` tokens of `tail`, a whole page in memory: by the CPU, as the GPU does it.
+    /// No token at all gives zeros.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a head or a page that is not there; those of [`Store::read_at`].
+    /// [`Error::Usage`] for a head or a page that is not there, a query of another length than a head, and more tokens
+    /// of the tail than a page has, or than were given; those of [`Store::read_at`].
     pub fn attend(
         &self,
         queries: &[Vec<f32>],
@@ -143,6 +144,19 @@ impl KvStore {
                 ),
             ));
         }
+        self.check_queries(queries)?;
+        let of_tail = (tail_tokens > 0).then_some(shape.page_bytes());
+        if tail_tokens > shape.page_tokens || of_tail.is_some_and(|all| tail.len() as u64 != all) {
+            return Err(Error::usage(
+                format!(
+                    "{tail_tokens} tokens of a tail of {} bytes are not in a page of {} tokens and {} bytes",
+                    tail.len(),
+                    shape.page_tokens,
+                    shape.page_bytes()
+                ),
+                format!("give a whole page and 0 to {} tokens", shape.page_tokens),
+            ));
+        }
         let mut sums: Vec<SoftmaxSum> = queries
             .iter()
             .map(|query| SoftmaxSum::new(query.len()))
@@ -153,11 +167,30 @@ impl KvStore {
             self.store.read_at(page + first, &mut bytes)?;
             self.add(&mut sums, queries, &bytes, shape.page_tokens, scale);
         }
-        let tail_tokens = tail_tokens.min(shape.page_tokens);
-        if let Some(tail) = tail.get(first as usize..).filter(|_| tail_tokens > 0) {
-            self.add(&mut sums, queries, tail, tail_tokens, scale);
+        if tail_tokens > 0 {
+            self.add(
+                &mut sums,
+                queries,
+                &tail[first as usize..],
+                tail_tokens,
+                scale,
+            );
         }
         Ok(sums.into_iter().map(SoftmaxSum::result).collect())
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] for a query that has not the elements of a head.
+    pub(crate) fn check_queries(&self, queries: &[impl AsRef<[f32]>]) -> Result<()> {
+        let elements = self.shape.head_elements as usize;
+        let mut lengths = queries.iter().map(|query| query.as_ref().len());
+        match lengths.find(|length| *length != elements) {
+            None => Ok(()),
+            Some(length) => Err(Error::usage(
+                format!("a query has {length} elements, a head {elements}"),
+                format!("use queries of {elements} elements"),
+            )),
+        }
     }
 
     fn add(
@@ -295,5 +328,30 @@ mod tests {
         let pages = KvStore::new(&store, 0, 4, SHAPE).unwrap();
         assert!(pages.attend(&[], &[4], 0, (&[], 0), 1.0).is_err());
         assert!(pages.attend(&[], &[3], 2, (&[], 0), 1.0).is_err());
+    }
+
+    /// More tokens than there are, and shorter vectors, gave the attention of fewer.
+    #[test]
+    fn tails_and_queries_that_do_not_fit_are_refused() {
+        let pages = KvStore::new(&store(), 0, 4, SHAPE).unwrap();
+        let page = vec![0; SHAPE.page_bytes() as usize];
+        let attend = |elements: usize, bytes: usize, tokens: u32| {
+            let queries = [vec![1.0; elements]];
+            let found = pages.attend(&queries, &[1], 1, (&page[..bytes], tokens), 1.0);
+            found.map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(attend(8, page.len(), 16), Ok(()));
+        assert_eq!(attend(8, 0, 0), Ok(()));
+        let sizes = "of 16 tokens and 1024 bytes";
+        for (bytes, tokens) in [(page.len(), 17), (page.len(), u32::MAX), (512, 1), (0, 1)] {
+            let error = attend(8, bytes, tokens).unwrap_err();
+            let says = format!("{tokens} tokens of a tail of {bytes} bytes");
+            assert!(error.contains(&says) && error.contains(sizes), "{error}");
+        }
+        for elements in [7, 9, 0] {
+            let error = attend(elements, 0, 0).unwrap_err();
+            let says = format!("a query has {elements} elements, a head 8");
+            assert!(error.contains(&says), "{error}");
+        }
     }
 }

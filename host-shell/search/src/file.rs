@@ -112,13 +112,16 @@ impl VectorFile {
         VectorSet::new(self.elements, self.numbers(self.count)?)
     }
 
-    /// Reads the elements of the first `count` vectors, of all where there are fewer.
+    /// Reads the elements of the first `count` vectors.
     ///
     /// # Errors
-    /// [`Error::Usage`] for an element that is not finite, by its vector; [`Error::Environment`] without memory;
-    /// [`Error::File`].
+    /// [`Error::Usage`] for more vectors than the file has, and for an element that is not finite, by its vector;
+    /// [`Error::Environment`] without memory; [`Error::File`].
     pub fn numbers(&self, count: u32) -> Result<Vec<f32>> {
-        let count = count.min(self.count);
+        if count > self.count {
+            let cause = format!("it has {} vectors, not {count}", self.count);
+            return Err(self.refused(&cause, &format!("ask for {} at most", self.count)));
+        }
         let elements = u64::from(count) * u64::from(self.elements);
         let mut numbers = Vec::new();
         let none = |_| Error::environment("no memory for the vectors", "use fewer");

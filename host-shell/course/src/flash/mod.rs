@@ -79,11 +79,11 @@ impl AttentionShape {
         )
     }
 
-    /// Computes the same by threads of the CPU, over `f32`. `counts` limits the keys of each
+    /// Computes the same by threads of the CPU, over `f32`. `counts` has the number of keys of each
     /// sequence; without it all keys count.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a shape that there is not, and vectors of another length.
+    /// [`Error::Usage`] for a shape that cannot be, vectors of another length, and a count above `key_tokens`.
     pub fn attend(
         &self,
         queries: &[f32],
@@ -108,14 +108,23 @@ impl AttentionShape {
                 ),
             ));
         }
+        let too_large = |count: &u32| *count > self.key_tokens;
+        if let Some(sequence) = counts.and_then(|counts| counts.iter().position(too_large)) {
+            return Err(Error::usage(
+                format!(
+                    "the count of sequence {sequence} is {}, more than its {} keys",
+                    counts.map_or(0, |counts| counts[sequence]),
+                    self.key_tokens
+                ),
+                format!("use 0 to {}", self.key_tokens),
+            ));
+        }
         let each = self.head_elements as usize;
         let mut y = vec![0.0; of_queries];
         let of_head = (self.query_tokens as usize * each).max(1);
         y.par_chunks_mut(of_head).enumerate().for_each(|(head, y)| {
             let (sequence, head) = (head / self.heads as usize, head as u32 % self.heads);
-            let there = counts.map_or(self.key_tokens, |counts| {
-                counts[sequence].min(self.key_tokens)
-            });
+            let there = counts.map_or(self.key_tokens, |counts| counts[sequence]);
             let kv_head = sequence * self.kv_heads as usize + job.kv_head(head) as usize;
             let first = kv_head * self.key_tokens as usize * each;
             let all = first..first + there as usize * each;

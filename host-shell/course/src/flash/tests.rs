@@ -43,9 +43,7 @@ fn compare(shape: AttentionShape, counts: Option<&[u32]>) {
         let token = row as i64 % i64::from(shape.query_tokens);
         let head = row / shape.query_tokens as usize % shape.heads as usize;
         let sequence = row / shape.query_tokens as usize / shape.heads as usize;
-        let there = counts.map_or(shape.key_tokens, |counts| {
-            counts[sequence].min(shape.key_tokens)
-        });
+        let there = counts.map_or(shape.key_tokens, |counts| counts[sequence]);
         let seen = match shape.causal {
             true => (i64::from(there) - i64::from(shape.query_tokens) + token + 1).max(0),
             false => there.into(),
@@ -83,10 +81,22 @@ fn every_shape_has_the_sums_of_f64() {
 #[test]
 fn only_the_keys_that_count_are_attended_to() {
     for causal in [false, true] {
-        compare(
-            heads([4, 4, 2], [3, 70, 16], causal),
-            Some(&[0, 2, 65, 900]),
-        );
+        compare(heads([4, 4, 2], [3, 70, 16], causal), Some(&[0, 2, 65, 70]));
+    }
+}
+
+#[test]
+fn a_count_above_the_keys_is_refused_with_both_numbers() {
+    let shape = heads([3, 2, 1], [1, 7, 8], false);
+    let (of_queries, of_keys) = shape.elements();
+    let (queries, keys) = (vec![0.0; of_queries], vec![0.0; of_keys]);
+    let attend = |counts: &[u32]| shape.attend(&queries, &keys, &keys, Some(counts));
+    assert!(attend(&[0, 7, 7]).is_ok());
+    for count in [8, u32::MAX] {
+        let error = attend(&[0, 7, count]).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{error}");
+        let says = format!("the count of sequence 2 is {count}, more than its 7 keys");
+        assert!(error.to_string().contains(&says), "{error}");
     }
 }
 

@@ -114,7 +114,7 @@ impl QueryCommand {
         let index = VectorIndex::open(&store, self.place.offset)?;
         let source = index.header().source;
         let queries = match self.input.open(Some(source.elements))? {
-            Some(file) => file.numbers(self.queries.unwrap_or(u32::MAX))?,
+            Some(file) => file.numbers(self.queries.unwrap_or(file.count()))?,
             None => source.queries(self.queries.unwrap_or(10_000) as usize)?,
         };
         let count = queries.len() / source.elements as usize;
