@@ -1,5 +1,8 @@
 //! Tokens of texts, beside those that llama.cpp makes of them: tests/tokenizer_oracle.py writes the files.
 
+#[path = "tokenizer/generate.rs"]
+mod generate;
+
 use nvme_host::{Catalog, Store, StoreOptions};
 use nvme_models::Tokenizer;
 use std::path::{Path, PathBuf};
@@ -35,6 +38,50 @@ fn texts_have_the_tokens_of_llama_cpp() {
         for (text, expected) in texts.iter().zip(&expected) {
             let found = tokenizer.encode(text).unwrap();
             assert_eq!(found, *expected, "{kind}: {text:?}");
+        }
+    }
+}
+
+/// Returns what `sum_of` of tests/tokenizer_oracle.py does.
+fn sum_of(lists: impl IntoIterator<Item = Vec<u32>>) -> String {
+    let numbers = lists.into_iter().flat_map(|one| {
+        let length = one.len() as u32;
+        std::iter::once(length).chain(one)
+    });
+    let sum = numbers.fold(0xCBF2_9CE4_8422_2325, |sum: u64, number| {
+        (sum ^ u64::from(number)).wrapping_mul(0x100_0000_01B3)
+    });
+    format!("{sum:016x}")
+}
+
+/// The tokens in blocks.json are llama.cpp's, by the wheel `xllamacpp` 2026.10.11549, as tests/tokenizer_oracle.py
+/// says: `pip install xllamacpp`, then `python tokenizer_oracle.py many tests/tokenizer`, on the texts that the example
+/// `tokenizer_texts` writes.
+#[test]
+fn ten_thousand_texts_have_the_tokens_of_llama_cpp() {
+    let mut blocks: std::collections::BTreeMap<String, serde_json::Value> = json("blocks.json");
+    assert_eq!(blocks["by"], "llama.cpp of xllamacpp 2026.10.11549");
+    let mut sums = |name: &str| -> Vec<String> {
+        serde_json::from_value(blocks.remove(name).unwrap()).unwrap()
+    };
+    let texts = generate::texts();
+    assert_eq!(texts.len(), 10_000);
+    let bytes = texts
+        .iter()
+        .map(|text| text.bytes().map(u32::from).collect());
+    assert_eq!(
+        sums("texts"),
+        [sum_of(bytes)],
+        "other texts: write blocks.json again"
+    );
+    for kind in KINDS {
+        let tokenizer = tokenizer(&format!("{kind}.gguf"));
+        let expected = sums(kind);
+        assert_eq!(expected.len(), 100);
+        for (at, (block, expected)) in texts.chunks(100).zip(&expected).enumerate() {
+            let tokens = block.iter().map(|text| tokenizer.encode(text).unwrap());
+            let says = "tokens of the texts from this one on, of its hundred, are not llama.cpp's";
+            assert_eq!(sum_of(tokens), *expected, "{kind}, {}: {says}", at * 100);
         }
     }
 }

@@ -6,11 +6,14 @@
     python tokenizer_oracle.py texts COUNT SEED TEXT.md... > texts.json
     python tokenizer_oracle.py tokens MODEL.gguf < texts.json > expected.json
     cargo run -p nvme-models --example tokenize MODEL.gguf < texts.json > found.json
+    cargo run -p nvme-models --example tokenizer_texts > many.json
+    python tokenizer_oracle.py many tests/tokenizer < many.json > tests/tokenizer/blocks.json
 
-The files of tests/tokenizer are made by the first, third and fourth line; a test compares them.
+The files of tests/tokenizer are made by the first, third, fourth and last line; a test compares them.
 """
 
 import base64
+import importlib.metadata
 import json
 import pathlib
 import random
@@ -188,6 +191,25 @@ def tokens(model, texts):
     return found
 
 
+def sum_of(lists):
+    """FNV-1a of 64 bits, a number at a time: of each list its length, then its numbers."""
+    found = 0xCBF29CE484222325
+    for one in lists:
+        for number in (len(one), *one):
+            found = (found ^ number) * 0x100000001B3 % (1 << 64)
+    return f"{found:016x}"
+
+
+def many(folder, texts):
+    """The sum of the bytes of all texts, and for each 100 texts that of the tokens which llama.cpp makes of them."""
+    version = importlib.metadata.version("xllamacpp")
+    found = {"by": f"llama.cpp of xllamacpp {version}", "texts": [sum_of([text.encode() for text in texts])]}
+    for kind in ("spm", "llama-bpe"):
+        made = tokens(folder / f"{kind}.gguf", texts)
+        found[kind] = [sum_of(made[at : at + 100]) for at in range(0, len(made), 100)]
+    return found
+
+
 def main():
     match sys.argv[1:]:
         case ["train", folder, *paths]:
@@ -200,6 +222,9 @@ def main():
             json.dump(texts(int(count), int(seed), [pathlib.Path(path) for path in paths]), sys.stdout, ensure_ascii=True)
         case ["tokens", model]:
             json.dump(tokens(model, json.load(sys.stdin)), sys.stdout)
+        case ["many", folder]:
+            json.dump(many(pathlib.Path(folder), json.load(sys.stdin)), sys.stdout, indent=0)
+            print()
         case _:
             sys.exit(__doc__)
 
