@@ -49,10 +49,7 @@ impl Controller {
     pub fn storage_tag_mask(&self, nsid: Nsid) -> Result<Option<u64>> {
         let what = "Identify Namespace (NVM Command Set)";
         match self.session().identify(what, cns::CSI_NAMESPACE, nsid) {
-            Ok(page) => {
-                let mask = page.as_slice().first_chunk().copied();
-                Ok(mask.map(u64::from_le_bytes))
-            }
+            Ok(page) => Ok(mask_of(page.as_slice())),
             Err(Error::Command { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -71,5 +68,23 @@ impl Controller {
         }
         self.passthru(CommandSet::Nvm, nvm::flush(Nsid::ALL), &[])
             .map(drop)
+    }
+}
+
+/// Returns LBSTM, bytes 7:0 of Identify Namespace of the NVM Command Set.
+fn mask_of(page: &[u8]) -> Option<u64> {
+    page.first_chunk().copied().map(u64::from_le_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_storage_tag_mask_is_the_first_quadword() {
+        let mut page = [0xAA; 4096];
+        page[..8].copy_from_slice(&[0xEF, 0xCD, 0xAB, 0x89, 0x67, 0x45, 0x23, 0x01]);
+        assert_eq!(mask_of(&page), Some(0x0123_4567_89AB_CDEF));
+        assert_eq!(mask_of(&page[..7]), None);
     }
 }
