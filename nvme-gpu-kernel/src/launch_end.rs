@@ -95,7 +95,7 @@ unsafe fn tell(rows: &GatherLaunch, ends: u32) {
     let progress = rows.progress as usize as *mut LaunchProgress;
     let summary = rows.summary as usize as *mut LaunchSummary;
     // SAFETY: the caller vouches for the words; the fields are only accessed as atomics while blocks run.
-    let (launches, has_failed, kept_failed, kept_worst, to_failed, to_worst, ended) = unsafe {
+    let (launches, has_failed, kept_failed, kept_worst, to_failed, to_worst, failed_ever, ended) = unsafe {
         (
             &*(&raw const (*progress).launches).cast::<AtomicU32>(),
             &*(&raw const (*progress).failed).cast::<AtomicU64>(),
@@ -103,6 +103,7 @@ unsafe fn tell(rows: &GatherLaunch, ends: u32) {
             &*(&raw const (*progress).kept_worst).cast::<AtomicU64>(),
             &*(&raw const (*summary).failed).cast::<AtomicU64>(),
             &*(&raw const (*summary).worst).cast::<AtomicU64>(),
+            &*(&raw const (*summary).failed_ever).cast::<AtomicU64>(),
             &*(&raw const (*summary).ended).cast::<AtomicU32>(),
         )
     };
@@ -115,6 +116,9 @@ unsafe fn tell(rows: &GatherLaunch, ends: u32) {
         if failed != 0 {
             failed = arch::swap(&raw mut (*progress).failed, 0);
             worst = arch::swap(&raw mut (*progress).worst, 0);
+            // Before those that are kept are added: each failure is counted once.
+            let ever = failed_ever.load(Order::Relaxed, Scope::Sys) + failed;
+            failed_ever.store(ever, Order::Relaxed, Scope::Sys);
         }
         let was = arch::add_ordered(&raw mut (*progress).blocks, told.wrapping_neg());
         was.wrapping_sub(told)

@@ -7,6 +7,7 @@
 
 use crate::QueueArray;
 use core::mem::offset_of;
+use nvme_formats::Format;
 
 /// Threads of each block of `nvme_gather`.
 pub const BLOCK_THREADS: u32 = 256;
@@ -86,9 +87,28 @@ pub struct GatherLaunch {
     pub station_count: u32,
     /// Number of rows that a warp has in flight, 1 to 32.
     pub lanes: u32,
-    /// Content of a row that was not read: 0 for zero bytes, or a [`Format`](nvme_formats::Format) whose
-    /// [`zero_byte`](nvme_formats::Format::zero_byte)s it gets.
+    /// Content of a row that was not read: 0 for zero bytes; a [`Format`] whose
+    /// [`zero_byte`](Format::zero_byte)s it gets; or [`filled`], a byte for all of it.
     pub failed_as: u32,
+}
+
+/// Marks a byte in [`failed_as`](GatherLaunch::failed_as).
+const FILLED: u32 = 1 << 8;
+
+/// Returns the [`failed_as`](GatherLaunch::failed_as) of rows that become copies of `byte`: of floating-point elements
+/// whose NaN has it in each byte, NaN.
+pub const fn filled(byte: u8) -> u32 {
+    FILLED | byte as u32
+}
+
+/// Returns byte `at` of a row that was not read.
+#[inline(always)]
+pub const fn failed_byte(failed_as: u32, at: u32) -> u8 {
+    match Format::of_number(failed_as) {
+        Some(format) => format.zero_byte(at),
+        // Without the mark it is 0.
+        None => failed_as as u8,
+    }
 }
 
 // Same layout as `nvme_gpu_rows` of nvme_gpu_device.cuh.
@@ -187,7 +207,7 @@ pub struct ScatterLaunch {
 pub struct WidenLaunch {
     /// Parameters shared with a gather.
     pub gather: GatherLaunch,
-    /// Number of a [`Format`](nvme_formats::Format).
+    /// Number of a [`Format`].
     pub format: u32,
     /// Number of a [`WideFormat`](nvme_formats::WideFormat).
     pub wide: u32,
@@ -404,6 +424,8 @@ pub struct LaunchSummary {
     pub ended: u32,
     /// Reserved, 0.
     pub reserved: u32,
+    /// Number of rows that failed in all launches with this summary: not zeroed.
+    pub failed_ever: u64,
 }
 
 /// Encodes the number of a row that failed, the striped member that failed it, and its code, in a word that

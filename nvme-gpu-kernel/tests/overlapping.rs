@@ -88,6 +88,11 @@ impl World {
             first.map(|(row, _, code)| (row, code)),
         )
     }
+
+    /// Failed rows of all launches.
+    fn failed_ever(&self) -> u64 {
+        self.summary[3].load(Order::Relaxed, Scope::Sys)
+    }
 }
 
 fn random(seed: u64) -> impl FnMut(u32) -> u32 {
@@ -134,6 +139,9 @@ fn launches_that_overlap_are_counted_and_the_last_end_tells_all_failures() {
         );
         run(vec![world.launch()], &mut pick);
         assert_eq!(world.told(), (together + 2, rows, first), "seed {seed}");
+        // Each failure is among those of all launches once.
+        let ever = u64::from(together + 2) * rows;
+        assert_eq!(world.failed_ever(), ever, "seed {seed}");
     }
 }
 

@@ -23,6 +23,62 @@ pub struct RowWidening {
     pub to: WideFormat,
 }
 
+/// Content of rows that a gather could not read.
+///
+/// ```
+/// use nvme_driver::widen::FailedContent;
+///
+/// assert_eq!(FailedContent::nan_of("bfloat16").unwrap(), FailedContent::Bytes(0xFF));
+/// assert!(FailedContent::nan_of("int32").is_err(), "integers have no NaN");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FailedContent {
+    /// Zeros.
+    #[default]
+    Zeros,
+    /// This byte, in each byte of the stored row. Rows that are widened on the way are those whose stored bytes it is.
+    Bytes(u8),
+}
+
+impl FailedContent {
+    /// Returns rows of NaN for elements of the dtype `dtype`, by its name in Python, or for the rows of blocks that are stored
+    /// as that.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for elements that have no NaN.
+    pub fn nan_of(dtype: &str) -> Result<Self> {
+        match dtype {
+            "float8_e4m3fnuz" | "float8_e5m2fnuz" => Ok(Self::Bytes(0x80)),
+            // Ones in each bit: the exponent of a NaN, and a fraction that is not 0.
+            "float16" | "bfloat16" | "float32" | "float64" | "complex64" | "complex128"
+            | "float8_e4m3fn" | "float8_e5m2" | "float8_e8m0fnu" => Ok(Self::Bytes(0xFF)),
+            // Their scales of 16 bits are NaN.
+            "q8_0" | "q4_0" | "q4_1" | "q2_k" | "q3_k" | "q4_k" | "q5_k" | "q6_k" | "iq4_nl"
+            | "iq4_xs" | "float8_scaled" => Ok(Self::Bytes(0xFF)),
+            "mxfp4" | "float4_e2m1fn_x2" => Err(Error::usage(
+                format!(
+                    "rows of {dtype} cannot be NaN when they fail: each of their stored bytes is a number"
+                ),
+                "let failed rows be zeros, or an error",
+            )),
+            _ => Err(Error::usage(
+                format!(
+                    "rows of {dtype} cannot be NaN when they fail: only floating-point elements have NaN"
+                ),
+                "let failed rows be zeros, or an error",
+            )),
+        }
+    }
+
+    /// Returns the byte that fills a failed row.
+    pub fn byte(self) -> u8 {
+        match self {
+            Self::Zeros => 0,
+            Self::Bytes(byte) => byte,
+        }
+    }
+}
+
 impl RowWidening {
     /// Parses the names of the dtypes, as Python and C use them: `float16`, `bfloat16`,
     /// `float8_e4m3fn`, `float8_e5m2`, `float4_e2m1fn_x2`, `float8_scaled` (rows of ds4) and the blocks of GGUF (`q8_0`, `q4_0`,
@@ -153,7 +209,7 @@ impl std::fmt::Debug for ScaleMemory {
 }
 
 impl RowScales {
-    /// Makes scales of `format`, each of which holds for `columns` elements of a row.
+    /// Makes scales of `format`, one for `columns` elements of a row.
     ///
     /// # Errors
     /// [`Error::Usage`] for a number of columns that is no power of two or exceeds 65,536, and for a factor that is zero or
@@ -204,7 +260,7 @@ impl RowScales {
         self.layout
     }
 
-    /// Checks that there are scales for `rows` rows of `elements` elements, and no more.
+    /// Checks that there are exactly the scales for `rows` rows of `elements` elements.
     ///
     /// # Errors
     /// [`Error::Usage`] otherwise.

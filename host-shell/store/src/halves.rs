@@ -47,7 +47,8 @@ impl Table {
     pub unsafe fn begin_on_gpu(&self, ids: &GatherIds, stream: u64) -> Result<BegunGather> {
         if let Some(rows) = self.owned_rows()? {
             // SAFETY: the caller's.
-            let begun = unsafe { rows.begin(&self.of_namespace(), self.map(), ids, stream) }?;
+            let begun =
+                unsafe { rows.begin(&self.of_namespace(), self.map(), self.failed, ids, stream) }?;
             if let Some(begun) = begun {
                 let by = BegunBy::Queues(begun);
                 return Ok(BegunGather { by });

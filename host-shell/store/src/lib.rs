@@ -49,7 +49,7 @@ pub use extents::TableRanges;
 #[cfg(feature = "cuda")]
 pub use halves::BegunGather;
 pub use nvme_driver::widen::{
-    RowConversion, RowScales, RowWidening, ScaleFactor, ScaleFormat, ScaleMemory,
+    FailedContent, RowConversion, RowScales, RowWidening, ScaleFactor, ScaleFormat, ScaleMemory,
 };
 pub use nvme_formats::{Format, WideFormat};
 pub use options::{DataPath, FileIo, StoreOptions, StoreStats};

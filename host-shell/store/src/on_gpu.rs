@@ -127,6 +127,7 @@ impl Table {
             cache: self.cache.as_deref(),
             widen: widen.as_ref(),
             map: self.map().map(Arc::as_ref),
+            failed: self.failed,
         };
         match self.by()? {
             RowMover::Gpu(rows) => {
@@ -443,7 +444,7 @@ impl Table {
         &self,
         run: impl Fn(&Self, RowIds<'_>, &mut [u8], &mut [i32]) -> Result<()> + Send + Sync + 'static,
     ) -> MoveRows {
-        let later = LaterTable::of_host(self);
+        let (later, failed) = (LaterTable::of_host(self), self.failed.byte());
         Box::new(move |ids, data, status| {
             let ran = later.table().and_then(|table| {
                 let ran = run(&table, RowIds::I64(ids), data, status);
@@ -454,7 +455,7 @@ impl Table {
                 ran
             });
             if let Err(error) = ran {
-                data.fill(0);
+                data.fill(failed);
                 status.fill(status::of_error(&error));
             }
         })

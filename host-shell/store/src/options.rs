@@ -178,4 +178,7 @@ pub struct StoreStats {
     pub begun_gathers: u64,
     /// Rows of those that the second half read: other gathers held the queues when they were begun.
     pub late_rows: u64,
+    /// Rows that gathers left without data and scatters did not write, by the CPU and by a GPU, each run of a graph included.
+    /// Of bytes that a GPU moves, they are parts of 64 KiB.
+    pub failed_rows: u64,
 }

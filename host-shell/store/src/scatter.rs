@@ -185,7 +185,9 @@ impl Table {
             next = end;
             request.carry_out(runs, &mut outcome);
         }
-        Ok(outcome.report(ids, status))
+        let report = outcome.report(ids, status);
+        self.space.count_failed(report.failed);
+        Ok(report)
     }
 }
 

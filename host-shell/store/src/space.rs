@@ -33,6 +33,7 @@ pub(crate) struct StoreSpace {
     commands: AtomicU64,
     bytes: AtomicU64,
     retries: AtomicU64,
+    failed_rows: AtomicU64,
 }
 
 /// Bytes that one command moves.
@@ -138,6 +139,7 @@ impl StoreSpace {
             commands: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             retries: AtomicU64::new(0),
+            failed_rows: AtomicU64::new(0),
         }
     }
 
@@ -294,12 +296,18 @@ impl StoreSpace {
         self.retries.fetch_add(retries, Ordering::Relaxed);
     }
 
+    /// Counts rows of a call of the CPU that were not moved.
+    pub fn count_failed(&self, rows: usize) {
+        self.failed_rows.fetch_add(rows as u64, Ordering::Relaxed);
+    }
+
     pub fn stats(&self) -> StoreStats {
         #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "counts of GPUs"))]
         let mut stats = StoreStats {
             commands: self.commands.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
             retries: self.retries.load(Ordering::Relaxed),
+            failed_rows: self.failed_rows.load(Ordering::Relaxed),
             ..StoreStats::default()
         };
         #[cfg(feature = "cuda")]
@@ -309,6 +317,7 @@ impl StoreSpace {
             stats.shared_gathers += shared;
             stats.begun_gathers += begun;
             stats.late_rows += late;
+            stats.failed_rows += rows.failed_rows();
         }
         stats
     }

@@ -10,6 +10,7 @@ use super::space::{MemberPiece, StoreSpace, common};
 use super::status::{self, RowStatus};
 use super::transfer::within;
 use nvme_driver::error::{Error, Result};
+use nvme_driver::widen::FailedContent;
 use std::ops::Range;
 use std::sync::Arc;
 #[cfg(feature = "cuda")]
@@ -180,6 +181,8 @@ pub struct Table {
     offset: u64,
     rows: u64,
     row_bytes: u64,
+    /// Content of rows that cannot be read.
+    pub(super) failed: FailedContent,
     /// Rows that a GPU keeps.
     #[cfg(feature = "cuda")]
     pub(super) cache: Option<Arc<nvme_cuda::TableCache>>,
@@ -203,6 +206,7 @@ pub(super) struct LaterTable {
     offset: u64,
     rows: u64,
     row_bytes: u64,
+    failed: FailedContent,
     cache: Option<Arc<nvme_cuda::TableCache>>,
 }
 
@@ -215,6 +219,7 @@ impl LaterTable {
             offset: table.offset,
             rows: table.rows,
             row_bytes: table.row_bytes,
+            failed: table.failed,
             cache: table.cache.clone(),
         }
     }
@@ -240,6 +245,7 @@ impl LaterTable {
             offset: self.offset,
             rows: self.rows,
             row_bytes: self.row_bytes,
+            failed: self.failed,
             cache: self.cache.clone(),
         })
     }
@@ -268,6 +274,7 @@ impl Table {
             offset,
             rows,
             row_bytes,
+            failed: FailedContent::Zeros,
             #[cfg(feature = "cuda")]
             cache: None,
         })
@@ -280,9 +287,18 @@ impl Table {
             row_bytes: ranges.row_bytes(),
             ranges: Some(ranges.clone()),
             offset: 0,
+            failed: FailedContent::Zeros,
             #[cfg(feature = "cuda")]
             cache: None,
         }
+    }
+
+    /// Returns this table with `failed` in the place of rows that gathers cannot read, by the CPU and by a GPU. Their status
+    /// stays what it is.
+    #[must_use]
+    pub fn with_failed_rows(mut self, failed: FailedContent) -> Self {
+        self.failed = failed;
+        self
     }
 
     /// Returns the offset of the first row in the store.
@@ -306,8 +322,9 @@ impl Table {
     /// Copies row `ids[i]` to place `i` of `out`, for every `i`. Blocks that rows share are read once.
     ///
     /// Each row has a status, which goes to `status` where that is given: 0, or why it was not read
-    /// ([`status::describe`]). A row that was not read is zero in `out`: an id that is negative or too large, or a
-    /// row that needed a command that failed. The other rows are right. Ids may repeat.
+    /// ([`status::describe`]). A row that was not read is zero in `out`, or what [`with_failed_rows`](Self::with_failed_rows)
+    /// says: an id that is negative or too large, or a row that needed a command that failed. The other rows are right, and
+    /// [`StoreStats::failed_rows`](super::StoreStats::failed_rows) counts those that are not. Ids may repeat.
     ///
     /// # Errors
     /// [`Error::Usage`] when `out` or `status` have another length than `ids` asks for; nothing is read then.
@@ -368,10 +385,12 @@ impl Table {
         let row = self.row_bytes as usize;
         for (index, code) in outcome.status.iter().enumerate() {
             if *code != status::OK {
-                out[index * row..][..row].fill(0);
+                out[index * row..][..row].fill(self.failed.byte());
             }
         }
-        outcome.report(ids, status)
+        let report = outcome.report(ids, status);
+        self.space.count_failed(report.failed);
+        report
     }
 
     /// As [`Store::in_background`](super::Store::in_background), for gathers and scatters.

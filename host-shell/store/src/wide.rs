@@ -2,7 +2,7 @@
 
 use super::table::{RowIds, RowReport, Table};
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::RowConversion;
+use nvme_driver::widen::{FailedContent, RowConversion};
 
 impl Table {
     /// As [`gather`](Self::gather), with rows of [`RowConversion::row_bytes`] bytes in `out`. `widen` is a
@@ -67,8 +67,8 @@ impl Table {
             let from = first + row * stored_bytes;
             stored.copy_from_slice(&out[from..from + stored_bytes]);
             let to = &mut out[row * wide_bytes..][..wide_bytes];
-            match *code {
-                super::status::OK => {
+            match (*code, self.failed) {
+                (super::status::OK, _) => {
                     let scales = match scales {
                         // A row that was read has an id of the table.
                         Some(scales) => scales.of_row(ids.get(row) as u64, elements)?,
@@ -80,6 +80,11 @@ impl Table {
                         ));
                     }
                 }
+                (_, FailedContent::Bytes(_)) => {
+                    // NaN in the stored bytes is NaN in the wide ones, whatever the scales.
+                    let none = Default::default();
+                    let _ = nvme_formats::widen_scaled(widen.from, widen.to, &stored, none, to);
+                }
                 _ => to.fill(0),
             }
         }
@@ -89,7 +94,7 @@ impl Table {
 
 #[cfg(all(test, feature = "sim"))]
 mod tests {
-    use crate::{Format, RowWidening, Store, StoreOptions, WideFormat};
+    use crate::{FailedContent, Format, RowWidening, Store, StoreOptions, WideFormat};
 
     #[test]
     fn every_format_comes_out_as_its_elements_and_failed_rows_as_zeros() {
@@ -106,6 +111,17 @@ mod tests {
             let table = store.table(77, 200, row as u64).unwrap();
             let widen = RowWidening { from, to };
             let wide = widen.row_bytes(row as u64).unwrap() as usize;
+            if !matches!(from, Format::Mxfp4 | Format::F4E2M1) {
+                let nans = FailedContent::nan_of("float32").unwrap();
+                let nans = table.clone().with_failed_rows(nans);
+                let mut out = vec![0; wide];
+                let failed = nans.gather_as((&[-1i64]).into(), widen, &mut out, None);
+                assert_eq!(failed.unwrap().failed, 1);
+                let nan = to.bits_of(f32::NAN).to_le_bytes();
+                for element in out.chunks(to.bytes() as usize) {
+                    assert_eq!(element, &nan[..element.len()], "{from:?} {to:?}");
+                }
+            }
             let ids = [3i64, 199, -1, 3, 200, 0];
             let (mut out, mut status) = (vec![0xA5; 6 * wide], [9; 6]);
             let report = table

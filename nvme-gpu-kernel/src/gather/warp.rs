@@ -17,12 +17,13 @@ use crate::gate::AdmissionGate;
 use crate::groups::GpuThread;
 use crate::launch::{self, WarpFailures};
 use crate::row_cache::{PinnedLine, RowCache};
-use crate::rows::{GatherLaunch, RANGES, RangePiece, RangeSplit, RangesLaunch, RowBlocks, code};
+use crate::rows::{
+    GatherLaunch, RANGES, RangePiece, RangeSplit, RangesLaunch, RowBlocks, code, failed_byte,
+};
 use crate::station::{self, LOOK_NS};
 use core::mem::offset_of;
 use nvme_core::SharedQueue;
 use nvme_core::group::ExecContext;
-use nvme_formats::Format;
 
 /// A row of a lane.
 #[derive(Clone, Copy)]
@@ -585,12 +586,12 @@ impl<'r, M: RowMap> GatherWarp<'r, '_, M> {
             left &= left - 1;
             let to = shuffle64(piece.to, lane);
             let bytes = arch::shuffle(arch::FULL, piece.bytes, lane);
-            zero(to, bytes, None);
+            fill(to, bytes, 0);
         }
     }
 }
 
-/// The warp makes rows of zeros of those of the lanes that want it. Every lane calls it.
+/// The warp stores the content of failed rows in those of the lanes that want it. Every lane calls it.
 #[inline(always)]
 pub fn clear(rows: &GatherLaunch, index: u64, wants: bool) {
     let mut left = arch::ballot(arch::FULL, wants);
@@ -599,17 +600,17 @@ pub fn clear(rows: &GatherLaunch, index: u64, wants: bool) {
         let lane = left.trailing_zeros();
         left &= left - 1;
         let to = rows.out + (first + u64::from(lane)) * rows.out_stride;
-        zero(to, rows.row_bytes, Format::of_number(rows.failed_as));
+        fill(to, rows.row_bytes, rows.failed_as);
     }
 }
 
-/// Stores zeros in `bytes` bytes of the output at `to`, as elements of `format`. Every lane calls it, with
-/// the same arguments.
+/// Stores the content of a failed row in `bytes` bytes of the output at `to`. Every lane calls it, with the same
+/// arguments.
 #[inline(always)]
-fn zero(to: u64, bytes: u32, format: Option<Format>) {
+fn fill(to: u64, bytes: u32, failed_as: u32) {
     let mut at = arch::lane();
     while at < bytes {
-        let byte = format.map_or(0, |format| format.zero_byte(at));
+        let byte = failed_byte(failed_as, at);
         // SAFETY: `at` is below `bytes`, so inside the output's row.
         unsafe { arch::store_u8(to + u64::from(at), byte) };
         at += 32;

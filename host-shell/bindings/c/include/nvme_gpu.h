@@ -421,6 +421,11 @@ typedef struct nvme_gpu_statistics {
    Rows of those that nvme_gpu_gather_finish() had to read: other gathers held the queues when they were begun.
    */
   uint64_t late_rows;
+  /*
+   Rows that gathers left without data and scatters did not write, by the CPU and by a GPU, each run of a graph included.
+   Of bytes that a GPU moves, they are parts of 64 KiB.
+   */
+  uint64_t failed_rows;
 } nvme_gpu_statistics;
 
 /*

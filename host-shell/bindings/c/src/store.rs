@@ -109,6 +109,9 @@ pub struct StoreStatistics {
     pub begun_gathers: u64,
     /// Rows of those that nvme_gpu_gather_finish() had to read: other gathers held the queues when they were begun.
     pub late_rows: u64,
+    /// Rows that gathers left without data and scatters did not write, by the CPU and by a GPU, each run of a graph included.
+    /// Of bytes that a GPU moves, they are parts of 64 KiB.
+    pub failed_rows: u64,
 }
 
 // SAFETY: integers, the size first.
@@ -403,6 +406,7 @@ pub unsafe extern "C" fn nvme_gpu_stats(
             shared_gathers: stats.shared_gathers,
             begun_gathers: stats.begun_gathers,
             late_rows: stats.late_rows,
+            failed_rows: stats.failed_rows,
         };
         // SAFETY: as the header says.
         unsafe { give(statistics, &known) }

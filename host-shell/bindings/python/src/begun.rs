@@ -2,7 +2,7 @@
 // UNSAFETY: the GPU uses memory by address; its owners are kept until the gather has ended.
 #![allow(unsafe_code)]
 
-use crate::flight::{GpuOperation, LaunchedTransfers};
+use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
 use crate::left::{self, BufferedTransfer};
 use crate::pool::lock;
 use crate::process;
@@ -26,6 +26,7 @@ pub struct BegunRead {
     pub widen: Option<RowConversion>,
     /// Owner of the scales in memory of a GPU.
     pub scales: Option<Py<PyView>>,
+    pub report: FailureReport,
     pub state: Mutex<BegunState>,
 }
 
@@ -65,7 +66,7 @@ impl BegunRead {
         let bytes = self.count.saturating_mul(self.row_bytes);
         let what = ("gather", self.count, bytes);
         self.flights
-            .launch(py, store, what, Some(buffers), false, || {
+            .launch(py, store, what, Some(buffers), self.report, || {
                 let mut state = lock(&self.state);
                 let gather = state.gather.as_mut();
                 let gather = gather.ok_or_else(nvme_host::cuda::BegunPoint::finished_twice)?;

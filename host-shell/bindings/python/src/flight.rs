@@ -26,6 +26,8 @@ pub struct LaunchedTransfer {
     /// Deadline of a wait for which the caller names no limit.
     patience: Duration,
     is_reported: AtomicBool,
+    /// Rows that failed are no error: they are counted by the store alone.
+    only_counts_rows: bool,
     /// Number of runs of a captured flight that were examined.
     seen: AtomicU32,
 }
@@ -87,6 +89,7 @@ impl LaunchedTransfer {
 
     fn describe(&self, outcome: nvme_host::Result<GatherOutcome>) -> Option<ExceptionParts> {
         let failures = match outcome {
+            Ok(_) if self.only_counts_rows => return None,
             Ok(ended) => ended.failures,
             Err(error) => return Some(ExceptionParts::of(&error)),
         };
@@ -116,6 +119,17 @@ impl LaunchedTransfer {
     }
 }
 
+/// Report of the failure of a transfer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum FailureReport {
+    /// By the next call of its table or store, or by its own check.
+    Table,
+    /// By its own check alone.
+    Apart,
+    /// As [`Table`](Self::Table), without rows that failed: the store counts them, and they are no error.
+    Counted,
+}
+
 /// A gather under way, with the objects that it needs.
 struct RetainedGather {
     flight: Arc<LaunchedTransfer>,
@@ -135,14 +149,14 @@ pub struct LaunchedTransfers {
 
 impl LaunchedTransfers {
     /// Launches a transfer in a stream by `launch`, and keeps its objects alive until it has ended. Its failure
-    /// is found here by [`Self::check`], unless it is `apart`: then by the operation's own check alone.
+    /// is found here by [`Self::check`], unless `report` says otherwise.
     pub fn launch(
         self: &Arc<Self>,
         py: Python<'_>,
         store: Arc<nvme_host::Store>,
         (word, count, bytes): (&'static str, u64, u64),
         buffers: Option<Py<PyAny>>,
-        apart: bool,
+        report: FailureReport,
         launch: impl FnOnce() -> nvme_host::Result<nvme_host::cuda::PendingRows> + Send,
     ) -> PyResult<GpuOperation> {
         let pending = match py.detach(launch) {
@@ -162,7 +176,8 @@ impl LaunchedTransfers {
             patience: store.patience(bytes),
             number: self.launched.fetch_add(1, Ordering::Relaxed),
             count,
-            is_reported: AtomicBool::new(apart),
+            is_reported: AtomicBool::new(report == FailureReport::Apart),
+            only_counts_rows: report == FailureReport::Counted,
             seen: AtomicU32::new(0),
         });
         if flight.pending.is_captured() {

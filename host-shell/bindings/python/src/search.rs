@@ -5,7 +5,7 @@
 
 use crate::catalog::PyImport;
 use crate::error::ExceptionParts;
-use crate::flight::{GpuOperation, LaunchedTransfers};
+use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
 use crate::on_store::OnStore;
 use crate::operation::PyOperation;
 use crate::store::PyStore;
@@ -248,15 +248,21 @@ impl SearchIndex {
         let store = Arc::clone(opened.index.store());
         // Few of its nodes are read.
         let bytes = store.len();
-        self.flights
-            .launch(py, store, ("search", count, bytes), buffers, false, || {
+        self.flights.launch(
+            py,
+            store,
+            ("search", count, bytes),
+            buffers,
+            FailureReport::Table,
+            || {
                 let none =
                     || Error::usage("the store was opened without a GPU", "open it with gpu=0");
                 let by_gpu = opened.by_gpu.as_ref().ok_or_else(none)?;
                 // SAFETY: the addresses are of the buffers, which are kept until the searches have ended; those that a
                 // graph uses are its user's to keep.
                 unsafe { by_gpu.search(&request, parameters(given), stream) }
-            })
+            },
+        )
     }
 
     /// Waits for searches on the GPU that were launched before, and raises the first failure that was not raised yet.

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::{ExceptionParts, OrRaise};
-use crate::flight::{GpuOperation, LaunchedTransfers};
+use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
 use crate::left;
 use crate::operation::PyOperation;
 use crate::pool::lock;
@@ -282,13 +282,19 @@ impl PyStore {
         let word = if is_write { "write" } else { "read" };
         // SAFETY: the address is of the buffers, which are kept until the transfer has ended; that of a graph is its
         // user's to keep.
-        self.flights
-            .launch(py, store, (word, bytes, bytes), buffers, false, || unsafe {
+        self.flights.launch(
+            py,
+            store,
+            (word, bytes, bytes),
+            buffers,
+            FailureReport::Table,
+            || unsafe {
                 match is_write {
                     true => used.write_from_gpu(offset, bytes, address, stream),
                     false => used.read_on_gpu(offset, bytes, address, stream),
                 }
-            })
+            },
+        )
     }
 
     /// Reads as [`move_on_gpu`](Self::move_on_gpu) does, by cuFile; returns true if it did, and has ended then.

@@ -5,15 +5,15 @@
 
 use crate::begun::{BegunRead, BegunState};
 use crate::error::ExceptionParts;
-use crate::flight::{GpuOperation, LaunchedTransfers};
+use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
 use crate::operation::PyOperation;
 use crate::store::{Open, PyStore};
 use crate::view::{MemoryPiece, PyView};
 use nvme_host::ProcessMark;
 use nvme_host::cuda::{GatherIds, RowRequest};
 use nvme_host::store::{
-    DuplicateIds, RowConversion, RowElement, RowIds, RowReport, RowScales, RowWidening,
-    ScaleFactor, ScaleFormat, ScaleMemory, TableRanges,
+    DuplicateIds, FailedContent, RowConversion, RowElement, RowIds, RowReport, RowScales,
+    RowWidening, ScaleFactor, ScaleFormat, ScaleMemory, TableRanges,
 };
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
@@ -94,6 +94,8 @@ pub struct PyTable {
     widen: Option<(RowConversion, u64)>,
     /// Owner of the scales in memory of a GPU.
     scales: Option<Py<PyView>>,
+    /// Content of rows that a gather cannot read, and whether they are an error.
+    failed: (FailedContent, FailureReport),
     flights: Arc<LaunchedTransfers>,
 }
 
@@ -132,13 +134,24 @@ impl PyTable {
         }
     }
 
+    fn cloned(&self, py: Python<'_>) -> Self {
+        Self {
+            store: self.store.clone_ref(py),
+            ranges: self.ranges.clone(),
+            flights: Arc::clone(&self.flights),
+            widen: self.widen.clone(),
+            scales: self.scales.as_ref().map(|scales| scales.clone_ref(py)),
+            ..*self
+        }
+    }
+
     fn get(&self) -> Result<(Open, nvme_host::Table), ExceptionParts> {
         let store = self.store.get().get()?;
         let table = match &self.ranges {
             Some(ranges) => store.table_of(ranges)?,
             None => store.table(self.offset, self.rows, self.row_bytes)?,
         };
-        Ok((store, table))
+        Ok((store, table.with_failed_rows(self.failed.0)))
     }
 
     fn run(
@@ -155,6 +168,7 @@ impl PyTable {
             self.check_stored()?;
         }
         let widen = self.widen.as_ref().map(|(widen, _)| widen.clone());
+        let only_counts = is_gather && self.failed.1 == FailureReport::Counted;
         let of_ids = ids.get().of_host("ids", false)?;
         let name = if is_gather { "out" } else { "the source" };
         let of_rows = rows.get().of_host(name, is_gather)?;
@@ -208,6 +222,9 @@ impl PyTable {
                 for (to, code) in bytes.as_chunks_mut().0.iter_mut().zip(&codes) {
                     *to = code.to_le_bytes();
                 }
+            }
+            if only_counts {
+                return Ok(());
             }
             verdict(report, word)
         })
@@ -317,6 +334,7 @@ impl PyTable {
             ranges,
             widen: None,
             scales: None,
+            failed: (FailedContent::Zeros, FailureReport::Table),
             flights: Arc::default(),
         };
         table.get()?;
@@ -332,18 +350,13 @@ impl PyTable {
             .row_bytes(self.row_bytes)
             .map_err(ExceptionParts::from)?;
         Ok(Self {
-            store: self.store.clone_ref(py),
-            offset: self.offset,
-            rows: self.rows,
-            row_bytes: self.row_bytes,
-            ranges: self.ranges.clone(),
             widen: Some((widen.into(), wide_bytes)),
             scales: None,
-            flights: Arc::clone(&self.flights),
+            ..self.cloned(py)
         })
     }
 
-    /// Returns the same rows, of which `columns` elements share a scale of the dtype `dtype` in `memory`, and all of them
+    /// Returns the same rows, where `columns` elements each share a scale of the dtype `dtype` in `memory`, and all of them
     /// `factor`, which multiplies the scales or `divides` them. Without memory the factor is the scale.
     fn scaled(
         &self,
@@ -379,14 +392,32 @@ impl PyTable {
             .row_bytes(self.rows, self.row_bytes)
             .map_err(ExceptionParts::from)?;
         Ok(Self {
-            store: self.store.clone_ref(py),
-            offset: self.offset,
-            rows: self.rows,
-            row_bytes: self.row_bytes,
-            ranges: self.ranges.clone(),
             widen: Some((conversion, *wide_bytes)),
             scales: owner,
-            flights: Arc::clone(&self.flights),
+            ..self.cloned(py)
+        })
+    }
+
+    /// Returns the same rows with another treatment of those that a gather cannot read: they are an error or none, and
+    /// become zeros, or with `nan_of`, the dtype of the stored rows, NaN.
+    #[pyo3(signature = (is_error, nan_of=None))]
+    fn with_failed_rows(
+        &self,
+        py: Python<'_>,
+        is_error: bool,
+        nan_of: Option<&str>,
+    ) -> PyResult<Self> {
+        let content = match nan_of {
+            Some(dtype) => FailedContent::nan_of(dtype).map_err(ExceptionParts::from)?,
+            None => FailedContent::Zeros,
+        };
+        let report = match is_error {
+            true => FailureReport::Table,
+            false => FailureReport::Counted,
+        };
+        Ok(Self {
+            failed: (content, report),
+            ..self.cloned(py)
         })
     }
 
@@ -466,7 +497,11 @@ impl PyTable {
         };
         let what = ("gather", count, count.saturating_mul(request.out_stride));
         let buffers = self.with_scales(py, buffers)?;
-        flights.launch(py, store, what, buffers, apart, || {
+        let report = match apart {
+            true => FailureReport::Apart,
+            false => self.failed.1,
+        };
+        flights.launch(py, store, what, buffers, report, || {
             // SAFETY: the addresses are of the buffers, which are kept until the gather has ended; those that a
             // graph uses are its user's to keep.
             unsafe {
@@ -509,6 +544,7 @@ impl PyTable {
             row_bytes: self.out_bytes(),
             widen: self.widen.as_ref().map(|(widen, _)| widen.clone()),
             scales: self.scales.as_ref().map(|scales| scales.clone_ref(py)),
+            report: self.failed.1,
             state: Mutex::new(BegunState {
                 gather: Some(begun.map_err(ExceptionParts::from)?),
                 ids: ids_owner,
@@ -551,15 +587,22 @@ impl PyTable {
             "scatter"
         };
         let bytes = count.saturating_mul(self.row_bytes);
-        flights.launch(py, store, (word, count, bytes), buffers, false, || {
-            // SAFETY: as for a gather.
-            unsafe {
-                match element {
-                    Some(element) => table.scatter_add_on_gpu(&request, element, stream),
-                    None => table.scatter_on_gpu(&request, stream),
+        flights.launch(
+            py,
+            store,
+            (word, count, bytes),
+            buffers,
+            FailureReport::Table,
+            || {
+                // SAFETY: as for a gather.
+                unsafe {
+                    match element {
+                        Some(element) => table.scatter_add_on_gpu(&request, element, stream),
+                        None => table.scatter_on_gpu(&request, stream),
+                    }
                 }
-            }
-        })
+            },
+        )
     }
 
     /// Waits for the gathers on the GPU that were launched before, and raises the first failure that was not raised

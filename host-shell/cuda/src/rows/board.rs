@@ -23,6 +23,7 @@ struct SummaryWords {
     worst: AtomicU64,
     ended: AtomicU32,
     reserved: AtomicU32,
+    failed_ever: AtomicU64,
 }
 const _: () = assert!(size_of::<SummaryWords>() == size_of::<LaunchSummary>());
 
@@ -112,6 +113,12 @@ impl LaunchMailbox {
             unsafe { std::slice::from_raw_parts(start.cast(), self.stations) };
         let count = |count: &AtomicU32| u64::from(count.load(Order::Relaxed, Scope::Sys));
         counts.iter().map(count).sum()
+    }
+
+    /// Returns the number of rows that failed in all launches that have ended.
+    pub fn failed_rows(&self) -> u64 {
+        let count = |summary: &SummaryWords| summary.failed_ever.load(Order::Relaxed, Scope::Sys);
+        self.summaries().iter().map(count).sum()
     }
 
     /// Returns the GPU's address of the gate's words.

@@ -22,7 +22,7 @@ use super::{GpuRows, TableMap, closed};
 use nvme_core::spec::nvm;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
-use nvme_driver::widen::RowConversion;
+use nvme_driver::widen::{FailedContent, RowConversion};
 use nvme_gpu_kernel::rows::{Batched, GatherLaunch, HalvedGather, RECORD_BYTES};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -63,6 +63,8 @@ struct GatherHalves {
     record: Arc<RecordMemory>,
     /// Ranges of a table in several, which both launches use.
     map: Option<Arc<TableMap>>,
+    /// Content of rows that cannot be read.
+    failed: FailedContent,
     halved: HalvedGather,
     shape: OwnedShape,
     point: BegunPoint,
@@ -87,7 +89,8 @@ impl LaunchLeftover for HalvesOfGraph {}
 impl GpuRows {
     /// Begins a gather in `stream`, a `CUstream` of this GPU: its launch submits the reads, and leaves the GPU. Returns
     /// `None`, with nothing in the stream, for rows that no queue of a block can be held for: without such queues, for
-    /// more bytes or rows than their limits, and for rows that are not in units of 4 bytes.
+    /// more bytes or rows than their limits, and for rows that are not in units of 4 bytes. Rows that cannot be read become
+    /// `failed`.
     ///
     /// # Safety
     /// The ids are valid on the GPU until the launch has ended, and for as long as a graph that captured it may be launched.
@@ -98,6 +101,7 @@ impl GpuRows {
         &self,
         table: &RowTable,
         map: Option<&Arc<TableMap>>,
+        failed: FailedContent,
         ids: &GatherIds,
         stream: u64,
     ) -> Result<Option<BegunRows>> {
@@ -120,7 +124,7 @@ impl GpuRows {
             return Ok(None);
         };
         self.check_current(nvm::opcode::READ)?;
-        let halves = Arc::new(self.halves((batched, shape), map, stream)?);
+        let halves = Arc::new(self.halves((batched, shape), (map, failed), stream)?);
         // SAFETY: the caller's.
         unsafe { halves.begin(stream) }?;
         self.state.counts.begun.fetch_add(1, Ordering::Relaxed);
@@ -131,7 +135,7 @@ impl GpuRows {
     fn halves(
         &self,
         (batched, shape): (Batched, OwnedShape),
-        map: Option<Arc<TableMap>>,
+        (map, failed): (Option<Arc<TableMap>>, FailedContent),
         stream: u64,
     ) -> Result<GatherHalves> {
         let state = &self.state;
@@ -154,6 +158,7 @@ impl GpuRows {
             kernels: Arc::clone(kernels),
             record: Arc::new(record),
             map,
+            failed,
             halved,
             shape,
             point: BegunPoint::new(&state.gpu, stream)?,
@@ -166,6 +171,11 @@ impl GpuRows {
     pub fn begun(&self) -> (u64, u64) {
         let begun = self.state.counts.begun.load(Ordering::Relaxed);
         (begun, self.state.memory.board.late_rows())
+    }
+
+    /// Returns the number of rows that failed in launches that have ended, each run of a graph included.
+    pub fn failed_rows(&self) -> u64 {
+        self.state.memory.board.failed_rows()
     }
 }
 
@@ -215,7 +225,7 @@ impl BegunRows {
             out: request.out,
             out_stride: request.out_stride,
             status: request.status,
-            failed_as: wide.failed_as(),
+            failed_as: wide.failed_as(halves.failed),
             unit_shift: gather.unit_shift.min(of_out),
             ..*gather
         };

@@ -62,7 +62,7 @@ use nvme_core::spec::nvm;
 use nvme_driver::controller::Controller;
 use nvme_driver::controller::session::UserFacts;
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::RowConversion;
+use nvme_driver::widen::{FailedContent, RowConversion};
 use nvme_gpu_kernel::QueueArray;
 use nvme_gpu_kernel::rows::{
     BLOCK_THREADS, BLOCK_WARPS, GatherLaunch, STATION_BYTES, STATION_CELLS, WARP_BYTES, slot_bytes,
@@ -289,7 +289,7 @@ impl GpuRows {
         let wide = WideRows::new(table, request, conversion)?;
         let launch = self.launch(table, &wide.stored).ok_or_else(closed)?;
         let launch = GatherLaunch {
-            failed_as: wide.failed_as(),
+            failed_as: wide.failed_as(ways.failed),
             ..launch
         };
         let named = TableMap::named(ways.map, ways.cache.and_then(TableCache::named));
@@ -511,6 +511,8 @@ pub struct GatherOptions<'a> {
     /// Ranges of a table that lies in several. The store has checked them; the table's first byte is the map's
     /// [`bits`](TableMap::bits).
     pub map: Option<&'a TableMap>,
+    /// Content of rows that cannot be read.
+    pub failed: FailedContent,
 }
 
 impl Drop for GpuRows {

@@ -139,7 +139,7 @@ impl StripedRows {
         let conversion = WideRows::judged(widen, first.gpu(), stream)?;
         let wide = WideRows::new(table, request, conversion)?;
         let launch = GatherLaunch {
-            failed_as: wide.failed_as(),
+            failed_as: wide.failed_as(ways.failed),
             ..self.launch(words.memory.address(), table, &wide.stored)
         };
         // SAFETY: the caller's; the launch puts all stored rows where they belong.

@@ -1,8 +1,9 @@
 //! Rows converted to a wider format: a gather puts the stored rows into the last bytes of the places of the wide ones,
 //! and a second launch after it in the stream widens them there.
 //!
-//! A row that was not read is one of zeros when it was gathered, whatever failed it, and is widened to zeros, or to NaN by
-//! a scale that is NaN: the second launch knows no row status. The row status and the counts of failures are the gather's.
+//! A row that was not read is one of zeros, or of NaN, when it was gathered, whatever failed it, and is widened to the same,
+//! and to NaN by a scale that is NaN: the second launch knows no row status. The row status and the counts of failures are
+//! the gather's.
 
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
@@ -14,8 +15,8 @@ use super::pending::PendingRows;
 use super::request::{RowRequest, RowTable};
 use super::slot::{LaunchSlot, Named};
 use nvme_driver::error::{Error, Result};
-use nvme_driver::widen::RowConversion;
-use nvme_gpu_kernel::rows::{BLOCK_WARPS, GatherLaunch, WidenLaunch};
+use nvme_driver::widen::{FailedContent, RowConversion};
+use nvme_gpu_kernel::rows::{BLOCK_WARPS, GatherLaunch, WidenLaunch, filled};
 use std::sync::Arc;
 
 /// A request, and the conversion of its rows after they were read.
@@ -108,10 +109,13 @@ impl WideRows {
         Ok(Some((conversion, address)))
     }
 
-    /// Returns the number of the format in whose encoding of zeros the gather fills rows that it cannot read; 0
-    /// for rows that are not widened, which become zero bytes.
-    pub fn failed_as(&self) -> u32 {
-        self.widened.map_or(0, |widened| widened.format)
+    /// Returns what the gather makes of rows that it cannot read, as [`GatherLaunch::failed_as`] has it. Zeros are those of
+    /// the stored format.
+    pub fn failed_as(&self, failed: FailedContent) -> u32 {
+        match failed {
+            FailedContent::Zeros => self.widened.map_or(0, |widened| widened.format),
+            FailedContent::Bytes(byte) => filled(byte),
+        }
     }
 
     /// Returns the second launch, but for its end: `None` for rows that come out as they are stored.
@@ -186,9 +190,10 @@ mod tests {
             (widened.gather.out, widened.gather.count),
             (wide.stored.out, 10)
         );
-        assert_eq!(Format::of_number(wide.failed_as()), Some(Format::Q4_0));
+        let zeros = FailedContent::Zeros;
+        assert_eq!(Format::of_number(wide.failed_as(zeros)), Some(Format::Q4_0));
         let plain = WideRows::new(&TABLE, &REQUEST, None).unwrap();
-        assert_eq!((plain.stored.out, plain.failed_as()), (1 << 40, 0));
+        assert_eq!((plain.stored.out, plain.failed_as(zeros)), (1 << 40, 0));
         assert!(plain.widened.is_none());
     }
 

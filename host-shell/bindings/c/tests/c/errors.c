@@ -77,7 +77,7 @@ int main(int count, char **arguments)
     changed.size = offsetof(nvme_gpu_options, nsid);
     changed.nsid = 99;
     OK(open_with(changed, &good));
-    nvme_gpu_statistics small = { 16, 7, 7, 7, 7, 7, 7, 7, 7, 7 };
+    nvme_gpu_statistics small = { 16, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7 };
     OK(nvme_gpu_stats(good, &small));
     CHECK(small.size == 16 && small.commands == 0 && small.bytes == 7);
     small.size = 7;

@@ -8,6 +8,7 @@ import torch as _torch
 
 from ._errors import Usage
 from ._operations import OPS, state
+from ._gathers import OnError
 from ._store import Table, _whole
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -82,6 +83,7 @@ class DiskEmbedding(_torch.nn.Module):
 
     ``table``: of the shape ``(num_embeddings, embedding_dim)`` and the dtype float32, float16 or bfloat16.
     ``padding_idx``: a row that gets no gradient, whatever that is; a negative one counts from the end.
+    ``on_error``: what becomes of rows that cannot be read, as for :meth:`Store.table`; None: what the table says.
 
     ``weight`` is a parameter of the table's shape that holds no rows. Its gradient is sparse, as that of
     ``nn.Embedding(sparse=True)``: it is accumulated, clipped, scaled and left out as those of other parameters are, and
@@ -95,7 +97,7 @@ class DiskEmbedding(_torch.nn.Module):
 
     weight: Any
 
-    def __init__(self, table: Table, padding_idx: int | None = None) -> None:
+    def __init__(self, table: Table, padding_idx: int | None = None, *, on_error: OnError | None = None) -> None:
         super().__init__()
         if not isinstance(table, Table):
             raise TypeError(f"table is of the type {type(table).__name__}: pass a nvme_gpu.Table")
@@ -103,14 +105,14 @@ class DiskEmbedding(_torch.nn.Module):
             raise Usage(f"an embedding of a table of the shape {table.shape}", "use the shape (rows, dimensions)")
         if table.dtype not in _DTYPES:
             raise Usage(f"an embedding of {table.dtype}", "use float32, float16 or bfloat16")
-        self.table = table
+        self.table = table if on_error is None else table.with_on_error(on_error)
         self.num_embeddings, self.embedding_dim = rows, _ = table.shape
         if padding_idx is not None:
             padding_idx = _whole("padding_idx", padding_idx, -rows, rows - 1) % rows
         self.padding_idx = padding_idx
         gpu = table.store.gpu
         device = "cpu" if gpu is None or not _torch.cuda.is_available() else f"cuda:{gpu}"
-        self.weight = _placeholder(table, getattr(_torch, table.dtype), device)
+        self.weight = _placeholder(self.table, getattr(_torch, table.dtype), device)
 
     def forward(self, ids: Any) -> Any:
         """Rows of the shape ``(*ids.shape, embedding_dim)``; ``ids`` are int32 or int64."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._store import Table
 
 Check = Literal["now", "later"]
+OnError = Literal["raise", "zero", "nan"]
 
 
 def known_check(check: Any) -> None:

@@ -5,15 +5,26 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _dtypes, _native, _scales
 from ._catalog import Catalog, Entry, catalog, table_of
 from ._errors import Usage
 from ._files import DriveFile, Volume
+from ._gathers import OnError
 from ._store import Store, Table, open as _open
 
 _Source = "Store | Catalog | DriveFile | str | os.PathLike[str]"
+
+
+class _Conversion(NamedTuple):
+    """What rows come out as."""
+
+    to: Any
+    scales: Any
+    factor: Any
+    over: Any
+    on_error: OnError
 
 
 def lookup_table(
@@ -27,6 +38,7 @@ def lookup_table(
     scales: Any = None,
     factor: Any = 1.0,
     over: Any = 1.0,
+    on_error: OnError = "raise",
     **options: Any,
 ) -> Table:
     """The table of the rows of several tensors, one tensor after the other, read from where they lie in their files:
@@ -39,8 +51,8 @@ def lookup_table(
 
     ``names``: the tensors, in the order of the rows. One name, or a name with ``{}`` for the numbers 0, 1, 2 and so on, as in
     ``"model.embedding.shard_{}.weight"``. ``shape``: the shape that the table must have, ``(rows, *row)``. ``dtype``: the
-    dtype that its tensors must have. ``to``, ``scales``, ``factor`` and ``over``: as for :meth:`Store.table`; the last three
-    may name tensors of the same files, which are read to memory whole: the scales in the order of the rows (``{}`` as above),
+    dtype that its tensors must have. ``to``, ``scales``, ``factor``, ``over`` and ``on_error``: as for :meth:`Store.table`; the three
+    before the last may name tensors of the same files, which are read to memory whole: the scales in the order of the rows (``{}`` as above),
     the others one float32. ``stored``: what tensors of bytes hold, ``"float4_e2m1fn_x2"`` or another of the blocks that
     :meth:`Store.table` has; ``shape`` is that of their elements. Paths are opened for reading only, with the
     ``options`` of :func:`open`; ``gpu=0`` is for a GPU that gathers. Closing the table's store closes them.
@@ -52,7 +64,8 @@ def lookup_table(
     """
     catalogs, owned = _catalogs(source, options)
     try:
-        return _of_catalogs(catalogs, names, (shape, dtype, stored), to, (scales, factor, over))
+        result = _Conversion(to, scales, factor, over, on_error)
+        return _of_catalogs(catalogs, names, (shape, dtype, stored), result)
     except BaseException:
         if owned is not None:
             owned.close()
@@ -63,8 +76,7 @@ def _of_catalogs(
     catalogs: list[Catalog],
     names: str | Iterable[str],
     wanted: tuple[Any, Any, str | None],
-    to: Any,
-    multiplied: tuple[Any, Any, Any],
+    result: _Conversion,
 ) -> Table:
     shape, dtype, stored = wanted
     found: dict[str, Entry] = {}
@@ -103,10 +115,10 @@ def _of_catalogs(
     def find(name: str) -> list[Entry]:
         return [_named(found, one) for one in _names(found, name)]
 
-    scales, factor, over = multiplied
-    scales = _scales.read_scales(scales, find)
-    factor, over = _scales.number_of("factor", factor, find), _scales.number_of("over", over, find)
-    return table_of(tensors, rows, kind, to, scales, factor, over)
+    scales = _scales.read_scales(result.scales, find)
+    factor = _scales.number_of("factor", result.factor, find)
+    over = _scales.number_of("over", result.over, find)
+    return table_of(tensors, rows, kind, result.to, scales, factor, over, result.on_error)
 
 
 def _unpacked(tensor: Entry, stored: str) -> tuple[int, ...]:

@@ -37,8 +37,8 @@ class Prefetch(OneProcess):
         reads, also where that is another stream than the one of ``prefetch``; None is that one. Both may be captured in
         one graph.
 
-        A read has its deadline from ``prefetch`` on. A reset of the controller in between fails the rows: they are zero,
-        with the status of rows that are gone.
+        A read has its deadline from ``prefetch`` on. A reset of the controller in between fails the rows: they are
+        zero, or NaN with ``on_error="nan"``, with the status of rows that are gone.
 
         Raises :class:`Usage` when it is called again after it returned rows, and where one of the two is captured in a
         graph and the other is not in the same capture.

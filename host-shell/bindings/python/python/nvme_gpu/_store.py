@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn, Protocol
 
 from . import _buffers, _dtypes, _gathers, _native, _prefetch, _scales
 from ._errors import Timeout, Usage, in_short
-from ._gathers import Check
+from ._gathers import Check, OnError
 from ._held import Held, OneProcess
 from ._native import Array, View
 from ._prefetch import Prefetch
@@ -290,8 +290,9 @@ class Store(Held):
         """Counts since it was opened: ``commands`` sent, ``bytes`` moved, ``retries``, all of the CPU's queues; ``calls``
         from Python that use the device; ``owned_gathers`` and ``shared_gathers``: gathers by a GPU whose blocks own their
         queues, and whose blocks share them; ``begun_gathers``: those whose reads :meth:`Table.prefetch` submitted, and
-        ``late_rows`` of them that ``result`` had to read, since others held the queues. A launch of a graph is none of
-        them, its capture is one."""
+        ``late_rows`` of them that ``result`` had to read, since others held the queues; a launch of a graph is none of
+        them, its capture is one. ``failed_rows``: rows that gathers left zero or NaN and scatters did not write, each launch
+        of a graph included; of bytes that a GPU moves, they are parts of 64 KiB."""
         found: dict[str, int] = json.loads(self._native.stats())
         found["calls"] = self._native.calls
         return found
@@ -352,6 +353,7 @@ class Store(Held):
         scales: Any = None,
         factor: float = 1.0,
         over: float = 1.0,
+        on_error: OnError = "raise",
     ) -> Table:
         """Rows from byte ``offset`` on, of any alignment.
 
@@ -369,10 +371,14 @@ class Store(Held):
         divides them: NVFP4 has files of either kind. ``"float4_e2m1fn_x2"`` is two elements in a byte, the first one in its
         lower half; ``"float8_scaled"`` is 256 of E4M3 with eight E8M0 scales behind them, as in rows of ds4.
 
-        Raises :class:`Usage` for a table that does not lie inside the store, rows of no bytes, and scales that are not as
-        many as the rows need.
+        ``on_error``: what becomes of rows that a gather cannot read. Their status says so, and ``failed_rows`` of
+        :meth:`stats` counts them, whatever this is. ``"raise"``: zeros, and an error (see :meth:`Table.gather`). ``"zero"``:
+        zeros, and no error. ``"nan"``: NaN, and no error; for rows that come out as floating-point elements.
+
+        Raises :class:`Usage` for a table that does not lie inside the store, rows of no bytes, scales that are not as many as
+        the rows need, and ``"nan"`` for integers.
         """
-        return Table(self, offset, shape, dtype, to, None, scales, factor, over)
+        return Table(self, offset, shape, dtype, to, None, scales, factor, over, on_error)
 
     def _move(self, buf: Any, offset: Any, stream: Any, is_read: bool, durable: bool) -> Pending:
         at = _whole("offset", offset, 0, (1 << 64) - 1)
@@ -416,6 +422,7 @@ class Table(OneProcess):
         "_size",
         "_row_bytes",
         "_is_scaled",
+        "_on_error",
         "_others",
         "_torch",
         "__weakref__",
@@ -432,6 +439,7 @@ class Table(OneProcess):
         scales: Any = None,
         factor: Any = 1.0,
         over: Any = 1.0,
+        on_error: OnError = "raise",
     ) -> None:
         if not isinstance(store, Store):
             raise TypeError("store is not a nvme_gpu.Store: use store.table(...)")
@@ -471,6 +479,10 @@ class Table(OneProcess):
         self._row_bytes = elements * self._size
         self._others: dict[str, Table] = {}
         self._torch: Any = None
+        self._on_error: OnError = "raise"
+        if on_error != "raise":
+            self._native = self._counting(on_error)
+            self._on_error = on_error
 
     @property
     def store(self) -> Store:
@@ -491,6 +503,11 @@ class Table(OneProcess):
     def stored_dtype(self) -> str:
         """The name of the dtype of rows in the store."""
         return self._stored
+
+    @property
+    def on_error(self) -> OnError:
+        """What becomes of rows that a gather cannot read: ``"raise"``, ``"zero"`` or ``"nan"``."""
+        return self._on_error
 
     @property
     def row_bytes(self) -> int:
@@ -533,7 +550,9 @@ class Table(OneProcess):
         library of the ids: a tensor of torch for tensors; for others an array of numpy, or :class:`Array` (with
         ``__dlpack__``) on a GPU and without numpy.
 
-        An id that is negative or too large gives a row of zeros and an error. So does a row that could not be read.
+        An id that is negative or too large gives a row of zeros and an error. So does a row that could not be read. A table
+        with ``on_error="zero"`` or ``"nan"`` raises none of these: ``status`` and ``failed_rows`` of :meth:`Store.stats` tell
+        of them. Other errors, such as a closed store, it does raise.
 
         ``out``: contiguous memory of the table's dtype on the same device, which is filled and returned.
         ``dtype``: what the rows are converted to: float16, bfloat16 and float8 to float16 or float32 on the way, as
@@ -628,15 +647,38 @@ class Table(OneProcess):
             return None
         wide = self._others.get(name)
         if wide is None:
-            wide = object.__new__(Table)
-            wide._native = self._native.widened(self._stored, name)
-            wide._store, wide._shape, wide._row = self._store, self._shape, self._row
-            wide._stored, wide._stored_bytes, wide._dtype = self._stored, self._stored_bytes, name
-            wide._size = _dtypes.SIZES[name][0]
-            wide._row_bytes = self._row_bytes // self._size * wide._size
-            wide._others, wide._torch, wide._is_scaled = {}, None, False
-            self._others[name] = wide
+            wide = self._others[name] = self._with(self._native.widened(self._stored, name), name, self._on_error)
         return wide
+
+    def with_on_error(self, on_error: OnError) -> Table:
+        """These rows with another ``on_error``, as :meth:`Store.table` has it. :meth:`check` of either table raises for both.
+
+        Raises :class:`Usage` for ``"nan"`` and rows that come out as integers.
+        """
+        if on_error == self._on_error:
+            return self
+        return self._with(self._counting(on_error), self._dtype, on_error)
+
+    def _counting(self, on_error: OnError) -> _native.Table:
+        """The native table for a known ``on_error``."""
+        if on_error not in ("raise", "zero", "nan"):
+            raise Usage(f"on_error is {on_error!r}", "use 'raise', 'zero' or 'nan'")
+        is_error, nan_of = on_error == "raise", self._stored if on_error == "nan" else None
+        try:
+            return self._native.with_failed_rows(is_error, nan_of)
+        except Usage as error:
+            raise Usage(f"on_error is 'nan': {error.cause}", "use 'zero' or 'raise'") from None
+
+    def _with(self, native: _native.Table, dtype: str, on_error: OnError) -> Table:
+        """These rows by another native table, which makes ``dtype`` of them."""
+        made = object.__new__(Table)
+        made._native, made._on_error = native, on_error
+        made._store, made._shape, made._row = self._store, self._shape, self._row
+        made._stored, made._stored_bytes, made._dtype = self._stored, self._stored_bytes, dtype
+        made._size = _dtypes.SIZES[dtype][0]
+        made._row_bytes = self._row_bytes // self._size * made._size
+        made._others, made._torch, made._is_scaled = {}, None, self._is_scaled
+        return made
 
     # ---- ids and places
 

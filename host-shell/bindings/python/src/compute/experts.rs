@@ -5,7 +5,7 @@
 use super::host::HostCall;
 use super::steps::stored;
 use crate::error::ExceptionParts;
-use crate::flight::{GpuOperation, LaunchedTransfers};
+use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
 use crate::on_store::OnStore;
 use crate::operation::PyOperation;
 use crate::store::{Open, PyStore};
@@ -187,11 +187,12 @@ impl PyExperts {
         };
         let store = Arc::clone(&opened.store);
         let what = ("experts", step.tokens.into(), store.len());
-        self.flights.launch(py, store, what, buffers, false, || {
-            let cache = opened.by_gpu.as_ref().ok_or_else(without_cache)?;
-            // SAFETY: Python keeps the tensors in the order of the stream, or until the reads have ended.
-            unsafe { cache.step(&step, stream) }
-        })
+        self.flights
+            .launch(py, store, what, buffers, FailureReport::Table, || {
+                let cache = opened.by_gpu.as_ref().ok_or_else(without_cache)?;
+                // SAFETY: Python keeps the tensors in the order of the stream, or until the reads have ended.
+                unsafe { cache.step(&step, stream) }
+            })
     }
 
     /// Returns the counters of the cache.

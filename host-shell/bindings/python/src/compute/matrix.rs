@@ -6,7 +6,7 @@
 use super::host::HostCall;
 use super::steps::stored;
 use crate::error::ExceptionParts;
-use crate::flight::{GpuOperation, LaunchedTransfers};
+use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
 use crate::on_store::OnStore;
 use crate::operation::PyOperation;
 use crate::pool::lock;
@@ -130,11 +130,12 @@ impl PyMatrix {
         let opened = self.opened.get()?;
         let what = ("product", opened.matrix.rows().into(), opened.store.len());
         let store = Arc::clone(&opened.store);
-        self.flights.launch(py, store, what, buffers, false, || {
-            let products = opened.by_gpu.as_ref().ok_or_else(without_gpu)?;
-            // SAFETY: Python keeps the tensors in the order of the stream, or until the product has ended.
-            unsafe { products.gemv(&opened.matrix, x, y, stream) }
-        })
+        self.flights
+            .launch(py, store, what, buffers, FailureReport::Table, || {
+                let products = opened.by_gpu.as_ref().ok_or_else(without_gpu)?;
+                // SAFETY: Python keeps the tensors in the order of the stream, or until the product has ended.
+                unsafe { products.gemv(&opened.matrix, x, y, stream) }
+            })
     }
 
     /// Computes the products of `x` and the rows that `ids` name, by threads of the host.
@@ -175,11 +176,12 @@ impl PyMatrix {
         };
         let store = Arc::clone(&opened.store);
         let what = ("product", count, opened.store.len());
-        self.flights.launch(py, store, what, buffers, false, || {
-            let products = opened.by_gpu.as_ref().ok_or_else(without_gpu)?;
-            // SAFETY: as for `gemv_on_gpu`.
-            unsafe { products.gathered(&opened.matrix, ids, (x, y), stream) }
-        })
+        self.flights
+            .launch(py, store, what, buffers, FailureReport::Table, || {
+                let products = opened.by_gpu.as_ref().ok_or_else(without_gpu)?;
+                // SAFETY: as for `gemv_on_gpu`.
+                unsafe { products.gathered(&opened.matrix, ids, (x, y), stream) }
+            })
     }
 
     /// Computes `x W^T` for rows of halves in `x`, by threads of the host.
@@ -226,10 +228,11 @@ impl PyMatrix {
         };
         let store = Arc::clone(&opened.store);
         let what = ("product", opened.matrix.rows().into(), opened.store.len());
-        self.flights.launch(py, store, what, buffers, false, || {
-            // SAFETY: as for `gemv_on_gpu`.
-            unsafe { opened.gemm()?.gemm(&opened.matrix, &product, stream) }
-        })
+        self.flights
+            .launch(py, store, what, buffers, FailureReport::Table, || {
+                // SAFETY: as for `gemv_on_gpu`.
+                unsafe { opened.gemm()?.gemm(&opened.matrix, &product, stream) }
+            })
     }
 
     /// Waits for products on the GPU that were launched before, and raises the first failure that was not raised yet.

@@ -7,7 +7,7 @@
 use super::host::{HostCall, whole};
 use super::matrix::without_gpu;
 use crate::error::{ExceptionParts, OrRaise};
-use crate::flight::{GpuOperation, LaunchedTransfers};
+use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
 use crate::on_store::OnStore;
 use crate::operation::PyOperation;
 use crate::pool::lock;
@@ -170,11 +170,12 @@ impl PyKvPages {
         let heads = u64::from(given.0) * u64::from(opened.pages.shape().kv_heads);
         let store = Arc::clone(opened.pages.store());
         let what = ("attention", heads, store.len());
-        self.flights.launch(py, store, what, buffers, false, || {
-            let (attending, _) = opened.by_gpu.as_ref().ok_or_else(without_gpu)?;
-            // SAFETY: Python keeps the tensors in the order of the stream, or until the reads have ended.
-            unsafe { attending.attend(&opened.pages, &queries, stream) }
-        })
+        self.flights
+            .launch(py, store, what, buffers, FailureReport::Table, || {
+                let (attending, _) = opened.by_gpu.as_ref().ok_or_else(without_gpu)?;
+                // SAFETY: Python keeps the tensors in the order of the stream, or until the reads have ended.
+                unsafe { attending.attend(&opened.pages, &queries, stream) }
+            })
     }
 
     /// Selects pages by threads of the host: for each head of keys, the numbers of pages and their count.
