@@ -71,11 +71,11 @@ pub(super) struct Ends {
 impl Ends {
     /// Stations are tried from one on that the summary's address gives: it is the same in each process.
     pub fn new() -> Self {
-        let words = words([0; PROGRESS_WORDS + 6 + 3].into_iter());
+        let words = words([0; PROGRESS_WORDS + STATION_WORDS + SUMMARY_WORDS].into_iter());
         let each = super::STATIONS * size_of::<LaunchSummary>() as u32;
         let is_first = |at: &usize| (address(&words[*at..]) as u32).is_multiple_of(each);
-        let mut places = PROGRESS_WORDS..PROGRESS_WORDS + 6;
-        let summary = places.find(is_first).expect("one of six words");
+        let mut places = PROGRESS_WORDS..PROGRESS_WORDS + STATION_WORDS;
+        let summary = places.find(is_first).expect("one of as many words");
         Self { words, summary }
     }
 
@@ -89,8 +89,13 @@ impl Ends {
 /// Words of a [`LaunchProgress`], which lies before the [`LaunchSummary`].
 const PROGRESS_WORDS: usize = size_of::<LaunchProgress>() / 8;
 
-const _: () =
-    assert!(size_of::<LaunchProgress>().is_multiple_of(8) && size_of::<LaunchSummary>() == 24);
+/// Words of a [`LaunchSummary`], and of one for each station.
+const SUMMARY_WORDS: usize = size_of::<LaunchSummary>() / 8;
+const STATION_WORDS: usize = SUMMARY_WORDS * super::STATIONS as usize;
+
+const _: () = assert!(
+    size_of::<LaunchProgress>().is_multiple_of(8) && size_of::<LaunchSummary>().is_multiple_of(8)
+);
 
 fn word(word: &AtomicU64) -> u64 {
     word.load(Order::Relaxed, Scope::Gpu)
