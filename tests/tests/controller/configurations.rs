@@ -101,5 +101,8 @@ fn a_fault_that_is_none_is_told_why() {
         assert!(error.why.contains(why), "{options}: {error}");
     }
     let error = parse("?size=1MiB").err().expect("no place");
-    assert!(error.why.contains("path, mem, null or generated"), "{error}");
+    assert!(
+        error.why.contains("path, mem, null or generated"),
+        "{error}"
+    );
 }
