@@ -1,10 +1,10 @@
 //! `demo`: real data through the whole driver, from a GPU where there is one, else from CPU threads. Every
 //! byte is compared with what the seed gives, on the GPU and again on the CPU, before the result is printed.
 
+#[cfg(feature = "cuda")]
 use super::gpu;
 use super::image::DemoImage;
 use super::options::DemoCommand;
-#[cfg(feature = "cuda")]
 use crate::common::images::CommandFiles;
 use crate::common::{output, progress};
 use hdrhistogram::Histogram;

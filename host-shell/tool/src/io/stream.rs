@@ -54,6 +54,10 @@ pub struct StreamCommand {
 }
 
 impl StreamCommand {
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(unused_variables, reason = "a GPU's run names them")
+    )]
     pub fn run(self, files: &CommandFiles) -> Result<()> {
         #[cfg(feature = "cuda")]
         if self.gpu.gpu.is_some() {
