@@ -339,7 +339,12 @@ impl World<'_> {
         }
         self.clock_ns.set(self.drive.now_ns);
         lanes.wake();
-        let calls = 1 + self.rng.below(24) as u32;
+        // The output of such a launch changes between turns: short ones make it change between any two accesses.
+        let most = match self.launches[index].is_overwritten {
+            true => 4,
+            false => 24,
+        };
+        let calls = 1 + self.rng.below(most) as u32;
         let rng = &mut self.rng;
         let mut pick = |most: u32| rng.below(u64::from(most)) as u32;
         let ran = catch_unwind(AssertUnwindSafe(|| {
