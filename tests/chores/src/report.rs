@@ -1,6 +1,45 @@
 //! What passed, failed and was skipped.
 
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+/// Lines about what failed in this process.
+static FAILED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// Lines that are kept after the one that names a panic: its message and the first frames.
+const LINES_OF_PANIC: usize = 6;
+/// Lines that are kept of one output.
+const MOST_LINES: usize = 40;
+
+/// Keeps what the output of a test program or of pytest says of failed tests, for [`failed_lines`].
+pub fn keep_failures(output: &str) {
+    let mut failed = FAILED.lock().unwrap_or_else(PoisonError::into_inner);
+    failed.extend(failures_of(output));
+}
+
+/// What [`keep_failures`] has kept since the start of the process: to print it at the end, where it is found.
+pub fn failed_lines() -> Vec<String> {
+    let failed = FAILED.lock().unwrap_or_else(PoisonError::into_inner);
+    failed.clone()
+}
+
+/// The lines of an output that name failed tests of libtest, pytest and planted bugs, and their causes.
+fn failures_of(output: &str) -> Vec<String> {
+    let (mut kept, mut of_panic) = (Vec::new(), 0);
+    for line in output.lines() {
+        let starts = |words: &[&str]| words.iter().any(|word| line.starts_with(word));
+        if line.contains(" panicked at ") {
+            of_panic = LINES_OF_PANIC;
+        }
+        let is_named = line.starts_with("test ") && line.ends_with("FAILED");
+        let is_told = starts(&["FAILED", "ERROR ", "E  "]) || line.contains(" NOT FOUND ");
+        if is_named || is_told || of_panic > 0 {
+            kept.push(line.to_string());
+        }
+        of_panic = of_panic.saturating_sub(1);
+    }
+    kept.truncate(MOST_LINES);
+    kept
+}
 
 /// Tests and stages, added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,7 +121,20 @@ impl fmt::Display for Counts {
 
 #[cfg(test)]
 mod tests {
-    use super::Counts;
+    use super::{Counts, MOST_LINES, failures_of};
+
+    #[test]
+    fn what_failed_is_kept_with_its_cause() {
+        let output = "test a::passes ... ok\ntest a::fails ... FAILED\n\nthread 'a::fails' panicked at src/a.rs:1:2:\nleft\nright\n\n\n\nover";
+        let wanted =
+            "test a::fails ... FAILED,thread 'a::fails' panicked at src/a.rs:1:2:,left,right,,,";
+        assert_eq!(failures_of(output).join(","), wanted);
+        let pytest = "tests/test_a.py ..F\nE   assert 1 == 2\nFAILED tests/test_a.py::test_b - assert 1 == 2";
+        assert_eq!(failures_of(pytest).len(), 2);
+        assert_eq!(failures_of("67 NOT FOUND a bug: ok").len(), 1);
+        assert!(failures_of("3 passed, 0 failed").is_empty());
+        assert_eq!(failures_of(&"E  \n".repeat(1000)).len(), MOST_LINES);
+    }
 
     #[test]
     fn reads_the_closing_line_of_libtest() {

@@ -6,7 +6,7 @@ mod programs;
 use crate::{fuzz, guest, loom, model, packages, planted, ptx, python, simulate, stress, wording};
 use chores::background::{EndedProcess, ProcessQueue};
 use chores::process::{Failure, cargo, cargo_test, check, output, root};
-use chores::report::Counts;
+use chores::report::{self, Counts};
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
@@ -254,6 +254,9 @@ fn run(ci: bool, stages: &[&Stage]) -> Result<(), Failure> {
         let done = queue.wait(stage.name)?;
         println!("\n==== {} (beside the others)\n{}", stage.name, done.text);
         let result = counts_of(stage.name, &done);
+        if !done.success {
+            report::keep_failures(&done.text);
+        }
         summary.add(stage.name, result, done.seconds, done.used, ci);
     }
     summary.end(start.elapsed().as_secs_f64(), ci)
@@ -335,7 +338,9 @@ impl Summary {
                 (Counts::SKIPPED, "skipped")
             }
             Err(failure) => {
-                println!("FAILED: {failure}");
+                let line = format!("FAILED: {failure}");
+                println!("{line}");
+                report::keep_failures(&line);
                 (Counts::FAILED, "FAILED")
             }
         };
@@ -347,6 +352,10 @@ impl Summary {
     }
 
     fn end(&self, seconds: f64, ci: bool) -> Result<(), Failure> {
+        let failed = report::failed_lines();
+        if !failed.is_empty() {
+            println!("\n==== what failed\n{}", failed.join("\n"));
+        }
         println!("\n==== summary\n{}", self.lines.join("\n"));
         println!(
             "{:15} {:8} {seconds:6.1} s {:7.1} s of processors",

@@ -402,7 +402,7 @@ def test_an_embedding_that_cannot_be_is_refused(store):
 
 
 RANKS = """
-    import os, sys
+    import os, sys, time
     import torch
     import torch.distributed as dist
     import nvme_gpu
@@ -485,6 +485,10 @@ RANKS = """
         else:
             raise SystemExit("two ranks trained one file")
     dist.barrier()
+    # gloo ends a barrier with an error where the other rank has left it and is gone: each stays until both are here.
+    open(f"{folder}/left{rank}", "w").close()
+    while not os.path.exists(f"{folder}/left{1 - rank}"):
+        time.sleep(0.01)
     print("ok")
 """
 

@@ -5,7 +5,7 @@
 mod sanitized;
 
 use chores::process::{Failure, NETWORK, cargo, check, check_retried, root, shown, target_dir};
-use chores::report::Counts;
+use chores::report::{self, Counts};
 use chores::tools::{apt, is_root};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -136,6 +136,9 @@ fn pytest(python: &mut Command) -> Result<Counts, Failure> {
         .rev()
         .find_map(of_closing_line)
         .unwrap_or_default();
+    if !ran.status.success() {
+        report::keep_failures(&text);
+    }
     if !ran.status.success() && counts.failed == 0 || counts.passed == 0 {
         counts.failed = 1;
     }

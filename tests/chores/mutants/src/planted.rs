@@ -5,7 +5,7 @@
 //! rule and the test in whose output it is named, or `no:` and why a wire cannot show it.
 
 use chores::process::{Failure, check, root};
-use chores::report::Counts;
+use chores::report::{self, Counts};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -113,6 +113,7 @@ fn run(only: &[&str]) -> Result<Counts, Failure> {
         counts.add(if verdict.found {
             Counts::PASSED
         } else {
+            report::keep_failures(&verdict.line);
             Counts::FAILED
         });
     }

@@ -2,7 +2,7 @@
 //! more than they compute: for deadlines that pass, for processes that they start.
 
 use chores::process::{Failure, output, root, shown, target_dir};
-use chores::report::Counts;
+use chores::report::{self, Counts};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -183,6 +183,7 @@ fn run_one(mut program: Program, logs: &Path) -> Result<(Counts, String), Failur
         .for_each(|line| counts.add(Counts::of_result_line(line)));
     if !status.success() {
         text += &format!("{}: {status}\n", program.name);
+        report::keep_failures(&text);
         if counts.failed == 0 {
             counts.failed = 1;
         }
