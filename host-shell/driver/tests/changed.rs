@@ -41,7 +41,7 @@ fn cause(error: Error) -> String {
 /// The write after which the device is another one: what became of it is not known, unless no event tells of it.
 fn meet(change: &str, namespace: &mut Namespace) {
     match (change, namespace.write(Lba(3), &[7; 4096])) {
-        ("protect" | "replace", written) => written.unwrap(),
+        ("protect" | "replace" | "grant:1", written) => written.unwrap(),
         ("erase", _) => {}
         (_, written) => drop(cause(written.unwrap_err())),
     }
@@ -325,6 +325,38 @@ impl Device for StridedDevice {
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> nvme_driver::Result<()> {
         self.device.unmap_dma(iova, bytes)
     }
+}
+
+/// A queue that the controller did not create again is none: what is sent to it would wait for its deadline.
+#[test]
+fn a_reset_that_grants_fewer_queues_ends_the_controller() {
+    let (controller, mut first) = opened("grant:1");
+    let mut second = controller.namespace(NS).unwrap();
+    meet("grant:1", &mut first);
+    second.read(Lba(3), &mut [0; 4096]).unwrap();
+    let error = controller.reset().unwrap_err().to_string();
+    let says = "only 1 of 2 queues could be created again";
+    assert!(error.contains(says), "{error}");
+    let before = submitted(&controller);
+    for namespace in [&mut first, &mut second] {
+        let read = namespace.read(Lba(3), &mut [0; 4096]);
+        assert!(matches!(read, Err(Error::Gone { .. })), "{read:?}");
+    }
+    assert_eq!(submitted(&controller), before);
+    // With one queue it comes back, and grants no other one.
+    let (controller, mut only) = opened("grant:1");
+    meet("grant:1", &mut only);
+    controller.reset().unwrap();
+    only.read(Lba(3), &mut [0; 4096]).unwrap();
+    let refused = controller
+        .namespace(NS)
+        .err()
+        .map(|error| error.to_string());
+    let says = "all 1 queue pairs that the controller grants are in use";
+    assert!(
+        refused.as_ref().is_some_and(|text| text.contains(says)),
+        "{refused:?}"
+    );
 }
 
 /// Doorbells were mapped, and rings laid out, by the old capabilities.

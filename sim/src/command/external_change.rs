@@ -54,6 +54,7 @@ fn make(device: &ControllerState, control: &AdminState, change: ExternalChange) 
             return device.logs.lock().firmware_activated(&control.features);
         }
         ExternalChange::Replace => return device.external.replace(),
+        ExternalChange::Grant(pairs) => return device.external.set_most_pairs(pairs),
     }
     identify::describe(device);
     device

@@ -265,7 +265,8 @@ fn number_of_queues(
     if features.queues_exist {
         return Err(Status::COMMAND_SEQUENCE_ERROR.into());
     }
-    let most = u32::from(device.config.max_queues);
+    let most = device.config.max_queues.min(device.external.most_pairs());
+    let most = u32::from(most);
     let grant = |asked_z: u16| (u32::from(asked_z) + 1).min(most);
     features.granted = (grant(asked.nsq_z()), grant(asked.ncq_z()));
     Ok(NumberOfQueues::request(

@@ -69,6 +69,9 @@ pub enum ExternalChange {
     Firmware(u8),
     /// Replaces the drive by one with another serial number, as Identify reports it.
     Replace,
+    /// Leaves this controller at most this number of I/O queue pairs from its next reset on, as a manager
+    /// of flexible resources does.
+    Grant(u16),
 }
 
 /// The kind of event that a fault applies to.

@@ -5,7 +5,7 @@ use crate::config::fault::ExternalChange;
 use crate::memory::SpinLock;
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
 /// Serial number of a drive that took the place of the configured one.
 const ANOTHER: &str = "SIM0REPLACED00000001";
@@ -17,6 +17,8 @@ pub(crate) struct ExternalChanges {
     is_pending: AtomicBool,
     mdts: AtomicU8,
     replaced: AtomicBool,
+    /// Limit of the I/O queue pairs that are granted.
+    most_pairs: AtomicU16,
 }
 
 impl ExternalChanges {
@@ -26,6 +28,7 @@ impl ExternalChanges {
             is_pending: AtomicBool::new(false),
             mdts: AtomicU8::new(mdts),
             replaced: AtomicBool::new(false),
+            most_pairs: AtomicU16::new(u16::MAX),
         }
     }
 
@@ -66,6 +69,14 @@ impl ExternalChanges {
 
     pub fn set_mdts(&self, mdts: u8) {
         self.mdts.store(mdts, Ordering::Relaxed);
+    }
+
+    pub fn most_pairs(&self) -> u16 {
+        self.most_pairs.load(Ordering::Relaxed)
+    }
+
+    pub fn set_most_pairs(&self, pairs: u16) {
+        self.most_pairs.store(pairs, Ordering::Relaxed);
     }
 
     pub fn replace(&self) {

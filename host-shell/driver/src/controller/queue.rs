@@ -72,6 +72,19 @@ pub struct SubmissionBatch<'a> {
 }
 
 impl SubmissionBatch<'_> {
+    /// Reason not to place a command that the queue itself may take.
+    #[inline]
+    fn refusal(&self, sqe: &Sqe) -> Option<QueueRefusal> {
+        if let Some(cause) = &self.inner.failed_reset {
+            let cause = cause.clone();
+            return Some(QueueRefusal::Unread(Box::new(Error::Gone { cause })));
+        }
+        Some(match self.basis.refusal(sqe.nsid, sqe.opcode())? {
+            Error::Changed { cause } => QueueRefusal::Changed(cause),
+            error => QueueRefusal::Unread(Box::new(error)),
+        })
+    }
+
     /// As [`DriverQueue::submit`].
     #[inline]
     pub fn submit(
@@ -97,11 +110,7 @@ impl SubmissionBatch<'_> {
         data: CommandData<'_>,
         buffer: Option<DmaBuffer>,
     ) -> std::result::Result<Cid, RejectedSubmission> {
-        if let Some(error) = self.basis.refusal(sqe.nsid, sqe.opcode()) {
-            let error = match error {
-                Error::Changed { cause } => QueueRefusal::Changed(cause),
-                error => QueueRefusal::Unread(Box::new(error)),
-            };
+        if let Some(error) = self.refusal(&sqe) {
             return Err(RejectedSubmission { error, buffer });
         }
         let pair = self.inner.pair.queue();

@@ -82,6 +82,8 @@ pub struct QueueInner {
     pub backlog: VecDeque<QueueCompletion>,
     /// Commands that expired, with the results of their recovery.
     pub(crate) expired: Vec<ExpiredCommand>,
+    /// Cause of a controller reset that failed: the controller may not have created the queue again.
+    pub(crate) failed_reset: Option<String>,
     /// Counters of the queue.
     pub statistics: QueueStatistics,
     /// Present while a GPU drives the queue in the pair's stead.

@@ -235,6 +235,7 @@ fn the_table_has_every_fault() {
         Fault::External(ExternalChange::Erase) => "erase",
         Fault::External(ExternalChange::Firmware(_)) => "firmware",
         Fault::External(ExternalChange::Replace) => "replace",
+        Fault::External(ExternalChange::Grant(_)) => "grant",
     };
     let mut names: Vec<&str> = FAULTS.iter().map(|row| row.name).collect();
     for row in FAULTS {

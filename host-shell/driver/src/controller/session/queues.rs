@@ -40,6 +40,7 @@ impl ControllerSession {
         self.create_at_controller(&mut admin, &pair.plan())?;
         let statistics = QueueStatistics::default();
         let inner = QueueInner {
+            failed_reset: None,
             pair,
             backlog: VecDeque::new(),
             expired: Vec::new(),

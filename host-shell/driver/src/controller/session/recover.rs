@@ -163,6 +163,9 @@ impl ControllerSession {
         result.map_err(|error| {
             let cause = format!("{cause}; the controller reset failed: {error}");
             admin.failed = Some(cause.clone());
+            for inner in &mut inners {
+                inner.failed_reset = Some(cause.clone());
+            }
             Error::Gone { cause }
         })
     }
