@@ -206,6 +206,23 @@ mod tests {
         let value = controller_json(&id);
         assert_eq!(value["sn"], "AB\\xffCD");
         assert_eq!((&value["megcap"], &value["maxcna"]), (&json!(7), &json!(9)));
-        assert_eq!(value["fguid"].as_str().map(str::len), Some(32));
+    }
+
+    /// Where NVMe Base 2.0c, Identify Controller Data Structure, places them, and in their byte order.
+    #[test]
+    fn fields_at_their_bytes_come_out() {
+        let mut bytes = [0u8; 4096];
+        for (at, byte) in (112..128).zip(0xA0..) {
+            bytes[at] = byte;
+        }
+        (bytes[544], bytes[545]) = (0x34, 0x12);
+        let value = controller_json(&zerocopy::transmute!(bytes));
+        assert_eq!(value["fguid"], "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf");
+        assert_eq!(value["maxdna"], 0x1234);
+        let mut bytes = [0u8; 4096];
+        bytes[82] = 3;
+        let value = namespace_json(&zerocopy::transmute!(bytes));
+        assert_eq!(value["nulbaf"], 3);
+        assert_eq!(value["lbafs"].as_array().unwrap().len(), 4);
     }
 }
