@@ -31,6 +31,7 @@ mod options;
 mod parallel;
 mod ranges;
 mod room;
+mod row_ids;
 mod scatter;
 mod space;
 pub mod status;
@@ -55,8 +56,9 @@ pub use nvme_formats::{Format, WideFormat};
 pub use options::{DataPath, FileIo, StoreOptions, StoreStats};
 #[cfg(feature = "cuda")]
 pub use options::{GdsUse, GpuOptions};
+pub use row_ids::RowIds;
 pub use scatter::DuplicateIds;
-pub use table::{FailedRow, RowIds, RowReport, Table};
+pub use table::{FailedRow, RowReport, Table};
 
 use member::StoreMember;
 use nvme_driver::device::{self, Device};

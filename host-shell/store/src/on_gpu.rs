@@ -7,9 +7,10 @@
 use super::element::RowElement;
 use super::member::StoreMember;
 use super::options::DataPath;
+use super::row_ids::RowIds;
 use super::space::StoreSpace;
 use super::status;
-use super::table::{LaterTable, RowIds, Table};
+use super::table::{LaterTable, Table};
 use nvme_cuda::{
     GatherOptions, GpuRows, HostRows, KernelFunction, LaunchSize, Module, MoveRows, PendingRows,
     RowDirection, RowRequest, RowTable, StripedRows, TableMap,

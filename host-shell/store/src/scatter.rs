@@ -4,9 +4,10 @@
 use super::element::RowElement;
 use super::engine::{self, FailureReaction, PieceHandler};
 use super::lane::LaneOperation;
+use super::row_ids::RowIds;
 use super::space::{MemberPiece, StoreSpace, common};
 use super::status::{self, RowStatus};
-use super::table::{RowIds, RowOutcome, RowReport, Table};
+use super::table::{RowOutcome, RowReport, Table};
 use super::transfer::within;
 use nvme_driver::error::{Error, Result};
 use std::iter::once;

@@ -1,6 +1,7 @@
 //! Gathers on the CPU that upcast or dequantise the elements of rows.
 
-use super::table::{RowIds, RowReport, Table};
+use super::row_ids::RowIds;
+use super::table::{RowReport, Table};
 use nvme_driver::error::{Error, Result};
 use nvme_driver::widen::{FailedContent, RowConversion};
 

@@ -1,7 +1,7 @@
 //! Errors of the library as exceptions of Python. Their classes are in `nvme_gpu/_errors.py`.
 
 use nvme_host::Error;
-use nvme_host::store::status;
+use nvme_host::store::status::{self, RowStatus};
 use nvme_search as search;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -65,7 +65,12 @@ impl ExceptionParts {
         let of_id = id.map_or_else(String::new, |id| format!(" (id {id})"));
         let (name, remedy) = status::describe(code);
         let cause = format!("{what}: row {row}{of_id}: {name}; rows that failed: {failed}");
-        Self::by_code(code, (row, id), cause, remedy)
+        let mut fault = Self::by_code(code, (row, id), cause, remedy);
+        if code == RowStatus::OutOfRange.code() {
+            // A class of its own, whose code is "usage".
+            fault.code = "index";
+        }
+        fault
     }
 
     /// Creates the fault of a query of a search.

@@ -21,6 +21,7 @@ mod begun;
 mod catalog;
 mod compute;
 mod dlpack;
+mod dtypes;
 mod error;
 mod flight;
 mod fork;

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::begun::{BegunRead, BegunState};
+use crate::dtypes::{element, scale_format};
 use crate::error::ExceptionParts;
 use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
 use crate::operation::PyOperation;
@@ -54,22 +55,6 @@ impl OwnedIds {
         match self {
             Self::I32(ids) => RowIds::I32(ids),
             Self::I64(ids) => RowIds::I64(ids),
-        }
-    }
-}
-
-/// # Errors
-/// For what cannot be added.
-fn element(dtype: &str) -> Result<RowElement, ExceptionParts> {
-    match dtype {
-        "float32" => Ok(RowElement::F32),
-        "float16" => Ok(RowElement::F16),
-        "bfloat16" => Ok(RowElement::Bf16),
-        "int32" => Ok(RowElement::I32),
-        other => {
-            let cause = format!("rows of {other} cannot be added to");
-            let remedy = "use float32, float16, bfloat16 or int32";
-            Err(ExceptionParts::usage(cause, remedy))
         }
     }
 }
@@ -228,21 +213,6 @@ impl PyTable {
             }
             verdict(report, word)
         })
-    }
-}
-
-/// Returns the format of scales by the name of their dtype.
-fn scale_format(dtype: &str) -> Result<ScaleFormat, ExceptionParts> {
-    match dtype {
-        "float32" => Ok(ScaleFormat::F32),
-        "bfloat16" => Ok(ScaleFormat::Bf16),
-        // Bytes without a dtype of their own, as libraries without one have them.
-        "float8_e8m0fnu" | "uint8" => Ok(ScaleFormat::E8M0),
-        "float8_e4m3fn" => Ok(ScaleFormat::E4M3),
-        other => Err(ExceptionParts::usage(
-            format!("scales are {other}"),
-            "use float32, bfloat16, float8_e8m0fnu (or its bytes) or float8_e4m3fn",
-        )),
     }
 }
 

@@ -210,7 +210,7 @@ def test_rows_in_two_extents_go_by_queues_that_blocks_own(on_gpu):
                 store.write(data[at : at + nbytes], place)
                 pieces.append((place, nbytes))
                 at += nbytes
-            table = nvme_gpu.Table(store, 0, values.shape, "uint8", None, pieces)
+            table = nvme_gpu.Table(store, 0, values.shape, "uint8", ranges=pieces)
             for ids in (list(range(rows))[::-1], [0], [95, 3, 3, 1]):
                 before = store.stats()
                 assert of_gpu(table[Device(ids)], values, ids)
@@ -230,7 +230,7 @@ def test_rows_with_borders_inside_of_blocks_go_by_shared_queues(on_gpu):
             place = (191 - number) * 1024 + 48
             store.write(data[at : at + 16], place)
             pieces.append((place, 16))
-        table = nvme_gpu.Table(store, 0, values.shape, "uint8", None, pieces)
+        table = nvme_gpu.Table(store, 0, values.shape, "uint8", ranges=pieces)
         ids, before = list(range(63, -1, -1)), store.stats()
         assert of_gpu(table[Device(ids)], values, ids)
         assert store.stats()["shared_gathers"] == before["shared_gathers"] + 1
@@ -247,7 +247,7 @@ def test_drives_together_have_one_table(on_gpu, device):
         pieces = [((29 - at) * 102_400 + 8 + at, one.nbytes) for at, one in enumerate(shards)]
         for (place, _), shard in zip(pieces, shards):
             store.write(shard.tobytes(), place)
-        table = nvme_gpu.Table(store, 0, values.shape, "uint8", None, pieces)
+        table = nvme_gpu.Table(store, 0, values.shape, "uint8", ranges=pieces)
         ids = np.random.default_rng(5).integers(0, len(values), 300).tolist()
         assert of_gpu(table[Device(ids)], values, ids)
         is_same(table, values, ids)

@@ -48,8 +48,10 @@ def ids(*values):
 
 BAD = {
     "ids that are fractions": lambda s, t: t[torch.zeros(3)],
-    "a mask": lambda s, t: t[torch.zeros(10, dtype=torch.bool)],
-    "ids of 16 bits": lambda s, t: t[torch.zeros(3, dtype=torch.int16)],
+    "a mask": lambda s, t: t.gather(torch.zeros(10, dtype=torch.bool)),
+    "a mask of other rows": lambda s, t: t[torch.zeros(9, dtype=torch.bool)],
+    "ids of 16 bits": lambda s, t: t.gather(torch.zeros(3, dtype=torch.int16)),
+    "ids of 8 bits without a sign": lambda s, t: t[torch.zeros(3, dtype=torch.uint8)],
     "a negative id": lambda s, t: t[ids(-1)],
     "an id too large": lambda s, t: t[ids(10)],
     "ids without data": lambda s, t: t[torch.zeros(3, dtype=torch.long, device="meta")],

@@ -311,14 +311,14 @@ fn ctrl_c_ends_with_130_and_removes_the_image(place: Place) {
 #[test]
 fn verify_reads_back_at_the_depth_of_the_run() {
     let folder = Folder::new(Place::Embedded);
-    // Each read takes 20 ms: one after the other the 256 would take 5 s.
+    // Each read takes 200 ms: one after the other the 256 would take 51 s, however fast the machine is.
     let begin = std::time::Instant::now();
     let report = folder.json(&words(
-        "bench -d sim:mem?size=1MiB&fault=delay:20ms@op=read --rw write \
+        "bench -d sim:mem?size=1MiB&fault=delay:200ms@op=read --rw write \
          --bs 4KiB --depth 64 --io-size 1MiB --verify",
     ));
     assert_eq!(report["verified_bytes"], 1 << 20);
-    assert!(begin.elapsed() < Duration::from_millis(2500), "depth 1");
+    assert!(begin.elapsed() < Duration::from_secs(40), "depth 1");
 }
 
 /// Runs, presses Ctrl-C after `after`, and expects exit code 130.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from ._batches import DataLoader
 from ._catalog import Catalog, Entry, catalog, import_file, write_manifest
-from ._errors import Changed, Gone, KvLoadError, NotFound, NvmeGpuError, Status, Timeout, Usage
+from ._errors import Changed, Gone, KvLoadError, NotFound, NvmeGpuError, OutOfRange, Status, Timeout, Usage
 from ._files import DirEntry, DriveFile, Extent, FileStat, MountedFile, Volume
 from ._kv import KvStore
 from ._loaders import Layer, LayerLoader
@@ -46,6 +46,7 @@ __all__ = [
     "Nearest",
     "NotFound",
     "NvmeGpuError",
+    "OutOfRange",
     "Pending",
     "Prefetch",
     "SearchIndex",

@@ -234,7 +234,12 @@ def _of_range(value: range) -> tuple[array[int], tuple[int, ...]]:
     for one in value[:1], value[-1:]:
         if one and not -(1 << 63) <= one[0] < 1 << 63:
             raise Usage(f"the id {in_short(one[0])} has more than 64 bits", "use ids from 0 to the number of rows - 1")
-    return array("q", value), (len(value),)
+    found = numpy()
+    if found is None:
+        return array("q", value), (len(value),)
+    flat = array("q")
+    flat.frombytes(found.arange(value.start, value.stop, value.step, dtype="int64"))
+    return flat, (len(value),)
 
 
 def _flatten(value: Any, shape: tuple[int, ...], into: array[int]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from . import _dtypes, _native
 from ._errors import Usage
-from ._gathers import OnError
+from ._scales import RowConversion
 from ._held import Held, OneProcess
 from ._files import DriveFile, Volume
 from ._native import Import
@@ -99,19 +99,15 @@ def table_of(
     tensors: list[Entry],
     shape: tuple[int, ...],
     dtype: Any,
-    to: Any = None,
-    scales: Any = None,
-    factor: Any = 1.0,
-    over: Any = 1.0,
-    on_error: OnError = "raise",
+    result: RowConversion = RowConversion(),
 ) -> Table:
     """The rows of tensors of one store, one tensor after the other."""
     pieces = [piece for tensor in tensors for piece in tensor.pieces]
     store = tensors[0]._store
     if len(pieces) <= 1:
         first = pieces[0][0] if pieces else tensors[0]._offset
-        return Table(store, first, shape, dtype, to, None, scales, factor, over, on_error)
-    return Table(store, 0, shape, dtype, to, pieces, scales, factor, over, on_error)
+        return Table(store, first, shape, dtype, result)
+    return Table(store, 0, shape, dtype, result, pieces)
 
 
 class Catalog(Held, Mapping[str, Entry]):

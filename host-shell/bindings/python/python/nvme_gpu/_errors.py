@@ -74,6 +74,10 @@ class Usage(NvmeGpuError, ValueError):
     except where a row of a gather is named."""
 
 
+class OutOfRange(Usage, IndexError):
+    """A gather or scatter named a row that the table does not have: ``id``, at the place ``row``. Its code is ``usage``."""
+
+
 class NotFound(NvmeGpuError, FileNotFoundError):
     """There is no such file, of this machine or of a :class:`Volume`. Its code is ``file``."""
 
@@ -133,6 +137,8 @@ def make(
 ) -> NvmeGpuError:
     """The exception for an error of the extension module."""
     kind = NotFound if (code, errno) == ("file", ENOENT) else _CLASSES.get(code, NvmeGpuError)
+    if code == "index":
+        kind, code = OutOfRange, "usage"
     error = kind(cause, remedy, code, row=row, id=id, errno=errno)
     if isinstance(error, Status) and status is not None:
         error.sct, error.sc = status >> 8 & 7, status & 0xFF

@@ -243,7 +243,7 @@ def _generated(tables: list[DemoTable], gpu: int | None, progress: Progress) -> 
     with open(GENERATED.format(_rounded(at)) + _shared(gpu), gpu, read_only=True) as store:
         for one, ranges in zip(tables, places):
             progress(f"reading rows of {one.name}")
-            table = Table(store, ranges[0][0], one.shape, one.dtype, None, ranges if len(ranges) > 1 else None)
+            table = Table(store, ranges[0][0], one.shape, one.dtype, ranges=ranges if len(ranges) > 1 else None)
             ways.append(_way(one, table, _of_address(ranges, one), _of_drive(store)))
     return ways
 

@@ -5,26 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import _dtypes, _native, _scales
 from ._catalog import Catalog, Entry, catalog, table_of
 from ._errors import Usage
 from ._files import DriveFile, Volume
 from ._gathers import OnError
+from ._scales import RowConversion
 from ._store import Store, Table, open as _open
 
 _Source = "Store | Catalog | DriveFile | str | os.PathLike[str]"
-
-
-class _Conversion(NamedTuple):
-    """What rows come out as."""
-
-    to: Any
-    scales: Any
-    factor: Any
-    over: Any
-    on_error: OnError
 
 
 def lookup_table(
@@ -64,7 +55,7 @@ def lookup_table(
     """
     catalogs, owned = _catalogs(source, options)
     try:
-        result = _Conversion(to, scales, factor, over, on_error)
+        result = RowConversion(to, scales, factor, over, on_error)
         return _of_catalogs(catalogs, names, (shape, dtype, stored), result)
     except BaseException:
         if owned is not None:
@@ -76,7 +67,7 @@ def _of_catalogs(
     catalogs: list[Catalog],
     names: str | Iterable[str],
     wanted: tuple[Any, Any, str | None],
-    result: _Conversion,
+    result: RowConversion,
 ) -> Table:
     shape, dtype, stored = wanted
     found: dict[str, Entry] = {}
@@ -115,10 +106,12 @@ def _of_catalogs(
     def find(name: str) -> list[Entry]:
         return [_named(found, one) for one in _names(found, name)]
 
-    scales = _scales.read_scales(result.scales, find)
-    factor = _scales.number_of("factor", result.factor, find)
-    over = _scales.number_of("over", result.over, find)
-    return table_of(tensors, rows, kind, result.to, scales, factor, over, result.on_error)
+    result = result._replace(
+        scales=_scales.read_scales(result.scales, find),
+        factor=_scales.number_of("factor", result.factor, find),
+        over=_scales.number_of("over", result.over, find),
+    )
+    return table_of(tensors, rows, kind, result)
 
 
 def _unpacked(tensor: Entry, stored: str) -> tuple[int, ...]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _buffers, _dtypes
 from ._errors import Usage
+from ._gathers import OnError
 
 if TYPE_CHECKING:
     from . import _native
@@ -14,9 +15,24 @@ if TYPE_CHECKING:
     from ._store import Store
 
 
-def scaled(store: Store, native: _native.Table, shape: tuple[int, int], scales: Any, factor: Any, over: Any) -> _native.Table:
+class RowConversion(NamedTuple):
+    """What gathers make of stored rows, as :meth:`Store.table` has it."""
+
+    to: Any = None
+    scales: Any = None
+    factor: Any = 1.0
+    over: Any = 1.0
+    on_error: OnError = "raise"
+
+    @property
+    def has_scales(self) -> bool:
+        return self.scales is not None or self.factor != 1.0 or self.over != 1.0
+
+
+def scaled(store: Store, native: _native.Table, shape: tuple[int, int], result: RowConversion) -> _native.Table:
     """``native``, of ``shape`` rows and elements of a row, with its elements multiplied."""
-    times, divisor = _number("factor", factor), _number("over", over)
+    scales = result.scales
+    times, divisor = _number("factor", result.factor), _number("over", result.over)
     if times != 1.0 and divisor != 1.0:
         raise Usage("factor and over are both given", "use the one that the file's format has")
     divides = divisor != 1.0

@@ -9,10 +9,11 @@ import logging
 import os
 import sys
 import weakref
+from collections.abc import Generator
 from typing import Any, Literal, NoReturn, Protocol
 
-from . import _buffers, _dtypes, _gathers, _native, _prefetch, _scales
-from ._errors import Timeout, Usage, in_short
+from . import _buffers, _dtypes, _gathers, _indices, _native, _prefetch, _scales
+from ._errors import NvmeGpuError, Timeout, Usage, in_short
 from ._gathers import Check, OnError
 from ._held import Held, OneProcess
 from ._native import Array, View
@@ -111,6 +112,25 @@ class Pending(OneProcess):
         self._seen = True
         self._operation.check()
         return self._result
+
+    def exception(self, timeout: float | None = None) -> NvmeGpuError | None:
+        """Waits as :meth:`result` does, and returns what the transfer failed with; None where it is well.
+
+        Raises :class:`Timeout` when it has not ended in time.
+        """
+        try:
+            self.result(timeout)
+        except NvmeGpuError as error:
+            if error.code == "unfinished":
+                raise
+            return error
+        return None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """``await pending`` in a coroutine is :meth:`result`; a thread of the loop's executor waits."""
+        import asyncio
+
+        return asyncio.get_running_loop().run_in_executor(None, self.result).__await__()
 
     def _wait_for_graph(self, timeout: float | None) -> None:
         if not self._operation.wait(0.0 if timeout is None else timeout):
@@ -378,7 +398,7 @@ class Store(Held):
         Raises :class:`Usage` for a table that does not lie inside the store, rows of no bytes, scales that are not as many as
         the rows need, and ``"nan"`` for integers.
         """
-        return Table(self, offset, shape, dtype, to, None, scales, factor, over, on_error)
+        return Table(self, offset, shape, dtype, _scales.RowConversion(to, scales, factor, over, on_error))
 
     def _move(self, buf: Any, offset: Any, stream: Any, is_read: bool, durable: bool) -> Pending:
         at = _whole("offset", offset, 0, (1 << 64) - 1)
@@ -408,7 +428,9 @@ class Store(Held):
 class Table(OneProcess):
     """Rows of one size and dtype in a store. Made by :meth:`Store.table`. Any number of threads may use it.
 
-    ``table[ids]`` is ``table.gather(ids)``.
+    ``table[ids]`` is ``table.gather(ids)``, and takes indices as numpy has them: a number from the end (``table[-1]``), a
+    mask with one truth for each row, ids of any whole dtype, and arrays with gaps. In arrays a negative id stays an error,
+    since it is padding in most of them.
     """
 
     __slots__ = (
@@ -421,7 +443,6 @@ class Table(OneProcess):
         "_dtype",
         "_size",
         "_row_bytes",
-        "_is_scaled",
         "_on_error",
         "_others",
         "_torch",
@@ -434,12 +455,8 @@ class Table(OneProcess):
         offset: int,
         shape: Any,
         dtype: Any,
-        to: Any = None,
+        result: _scales.RowConversion = _scales.RowConversion(),
         ranges: list[tuple[int, int]] | None = None,
-        scales: Any = None,
-        factor: Any = 1.0,
-        over: Any = 1.0,
-        on_error: OnError = "raise",
     ) -> None:
         if not isinstance(store, Store):
             raise TypeError("store is not a nvme_gpu.Store: use store.table(...)")
@@ -468,21 +485,20 @@ class Table(OneProcess):
             raise Usage(f"rows of {self._stored_bytes} bytes", "use a smaller shape")
         self._native = _native.Table(store._native, offset, lengths[0], self._stored_bytes, ranges)
         self._dtype = "float16" if is_blocks else self._stored
-        if to is not None:
-            self._dtype = _dtypes.name_of(to)
+        if result.to is not None:
+            self._dtype = _dtypes.name_of(result.to)
         if is_blocks or self._dtype != self._stored:
             self._native = self._native.widened(self._stored, self._dtype)
-        self._is_scaled = scales is not None or factor != 1.0 or over != 1.0
-        if self._is_scaled:
-            self._native = _scales.scaled(store, self._native, (lengths[0], elements), scales, factor, over)
+        if result.has_scales:
+            self._native = _scales.scaled(store, self._native, (lengths[0], elements), result)
         self._size = _dtypes.SIZES[self._dtype][0]
         self._row_bytes = elements * self._size
         self._others: dict[str, Table] = {}
         self._torch: Any = None
         self._on_error: OnError = "raise"
-        if on_error != "raise":
-            self._native = self._counting(on_error)
-            self._on_error = on_error
+        if result.on_error != "raise":
+            self._native = self._counting(result.on_error)
+            self._on_error = result.on_error
 
     @property
     def store(self) -> Store:
@@ -519,14 +535,32 @@ class Table(OneProcess):
         """Bytes of all rows in the store."""
         return self._stored_bytes * self._shape[0]
 
+    @property
+    def ndim(self) -> int:
+        """Number of lengths of the shape."""
+        return len(self._shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements of all rows."""
+        return self._shape[0] * (self._row_bytes // self._size)
+
     def __len__(self) -> int:
         return self._shape[0]
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """All rows, read to an array of numpy."""
+        if copy is False:
+            raise ValueError("rows on a drive are copied to memory: pass copy=None")
+        rows = self.gather(slice(None))
+        numpy = _buffers.numpy()
+        return rows if numpy is None else numpy.asarray(rows, dtype=dtype)
+
     def __getitem__(self, ids: Any) -> Any:
-        return self.gather(_rows_alone(ids))
+        return self.gather(_indices.ids_of(ids, self._shape[0]))
 
     def __setitem__(self, ids: Any, rows: Any) -> None:
-        self.scatter(_rows_alone(ids), rows)
+        self.scatter(_indices.ids_of(ids, self._shape[0]), rows)
 
     def __iter__(self) -> NoReturn:
         raise TypeError("a table is not iterated over row by row: gather many rows at a time")
@@ -550,7 +584,7 @@ class Table(OneProcess):
         library of the ids: a tensor of torch for tensors; for others an array of numpy, or :class:`Array` (with
         ``__dlpack__``) on a GPU and without numpy.
 
-        An id that is negative or too large gives a row of zeros and an error. So does a row that could not be read. A table
+        An id that is negative or too large gives a row of zeros and an error, which is an :class:`IndexError`, too. So does a row that could not be read. A table
         with ``on_error="zero"`` or ``"nan"`` raises none of these: ``status`` and ``failed_rows`` of :meth:`Store.stats` tell
         of them. Other errors, such as a closed store, it does raise.
 
@@ -641,7 +675,7 @@ class Table(OneProcess):
     def _widened(self, dtype: Any) -> Table | None:
         """This table with elements that come out as ``dtype``, where a gather makes that on the way."""
         name = _dtypes.name_of(dtype)
-        if name == self._dtype or self._stored != self._dtype or self._is_scaled:
+        if name == self._dtype or self._stored != self._dtype:
             return None
         if self._stored not in _dtypes.WIDENED or name not in _dtypes.WIDE:
             return None
@@ -677,7 +711,7 @@ class Table(OneProcess):
         made._stored, made._stored_bytes, made._dtype = self._stored, self._stored_bytes, dtype
         made._size = _dtypes.SIZES[dtype][0]
         made._row_bytes = self._row_bytes // self._size * made._size
-        made._others, made._torch, made._is_scaled = {}, None, self._is_scaled
+        made._others, made._torch = {}, None
         return made
 
     # ---- ids and places
@@ -813,20 +847,6 @@ class Table(OneProcess):
             ids.address, self._wide(ids), count, source.address, where, number, held, self._dtype if add else None
         )
         _gathers.checked(operation, check)
-
-
-def _rows_alone(index: Any) -> Any:
-    """The ids of ``table[index]``. A tuple names several lengths in numpy and torch, of which a table has one: the rows."""
-    if isinstance(index, tuple):
-        if len(index) != 1:
-            raise Usage(
-                f"an index of {len(index)} parts, and a table is indexed by rows alone",
-                "use table[ids] and index the result, or table.gather(ids)",
-            )
-        index = index[0]
-    if index is None or index is ...:
-        raise Usage(f"the index {index!r}", "use ids, or a slice of rows")
-    return index
 
 
 def _device(device: Any) -> tuple[bool, int | None]:
