@@ -41,7 +41,7 @@ def test_a_failure_is_raised_by_await_and_is_a_value():
         assert (caught.value.sct, caught.value.sc) == (2, 0x81)
         failure = store.read_into(bytearray(512), 0).exception()
         assert isinstance(failure, nvme_gpu.Status) and failure.sc == 0x81
-        assert store.write_from(bytearray(512), 0).exception() is None
+        assert store.write_from(bytearray(4096), 0).exception() is None
 
 
 def test_an_exception_is_waited_for_no_longer_than_asked():

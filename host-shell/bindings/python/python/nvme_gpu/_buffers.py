@@ -238,7 +238,7 @@ def _of_range(value: range) -> tuple[array[int], tuple[int, ...]]:
     if found is None:
         return array("q", value), (len(value),)
     flat = array("q")
-    flat.frombytes(found.arange(value.start, value.stop, value.step, dtype="int64"))
+    flat.frombytes(found.arange(value.start, value.stop, value.step, dtype="int64").view("uint8"))
     return flat, (len(value),)
 
 

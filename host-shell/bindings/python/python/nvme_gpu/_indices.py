@@ -26,12 +26,17 @@ def ids_of(index: Any, rows: int) -> Any:
         index = index[0]
     if index is None or index is ...:
         raise Usage(f"the index {index!r}", "use ids, or a slice of rows")
+    # Another thread may be importing numpy just now: its names come one after the other.
+    numpy = sys.modules.get("numpy")
+    number: Any = getattr(numpy, "integer", ())
+    array: Any = getattr(numpy, "ndarray", ())
+    if isinstance(index, number):
+        index = int(index)
     if isinstance(index, int) and not isinstance(index, bool):
         return index + rows if -rows <= index < 0 else index
     if _buffers.is_tensor(index):
         return _of_tensor(index, rows)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(index, numpy.ndarray):
+    if isinstance(index, array):
         return _of_array(numpy, index, rows)
     return index
 
