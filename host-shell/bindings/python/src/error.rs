@@ -67,7 +67,7 @@ impl ExceptionParts {
         let cause = format!("{what}: row {row}{of_id}: {name}; rows that failed: {failed}");
         let mut fault = Self::by_code(code, (row, id), cause, remedy);
         if code == RowStatus::OutOfRange.code() {
-            // A class of its own, whose code is "usage".
+            // Python raises a class for these alone, whose code is "usage".
             fault.code = "index";
         }
         fault

@@ -92,7 +92,7 @@ pub const FAULTS: &[FaultRow] = faults! {
             mdts @ 0..=16 => Ok(Fault::External(ExternalChange::Firmware(mdts))),
             _ => Err("must be 0 to 16".into()),
         };
-    "grant" "PAIRS" "after the next controller reset, this many I/O queue pairs at most are granted: set after the I/O command" =>
+    "grant" "PAIRS" "the next controller reset grants at most this many I/O queue pairs: set after the I/O command" =>
         |text| match number(text)? {
             0 => Err("must be at least 1".into()),
             pairs => Ok(Fault::External(ExternalChange::Grant(pairs))),
