@@ -10,7 +10,7 @@ import pytest
 import nvme_gpu
 import nvme_gpu.sglang as adapter
 from test_lookup_table import safetensors
-from test_scales import COLUMNS, OFFSET, ROWS, Case, on_gpu
+from test_scales import COLUMNS, OFFSET, ROWS, Case, e4m3, on_gpu
 
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
@@ -38,6 +38,24 @@ class EngramEmbedding(torch.nn.Module):
         return torch.empty(*indices.shape, self.dim, dtype=torch.bfloat16, device=indices.device)
 
 
+class HostEmbedding(torch.nn.Module):
+    """The same of SGLang's Qwen4ExpPinnedHostEmbedding."""
+
+    _COPIED_ATTRIBUTES = ("tp_size", "org_vocab_size", "embedding_dim", "shard_indices")
+
+    def __init__(self, embedding, *, backend="pinned", table_dir=None):
+        raise AssertionError("the table would be in memory")
+
+    def allocate_output(self, shape, device):
+        return torch.empty(shape, dtype=torch.bfloat16, device=device)
+
+    def reduce(self, output):
+        raise AssertionError("each rank has all rows")
+
+    def forward(self, input_ids):
+        return self.reduce(self.gather(input_ids))
+
+
 @pytest.fixture
 def sglang(monkeypatch):
     """The modules that the adapter imports. Returns the hooks, by the last part of their target."""
@@ -45,9 +63,14 @@ def sglang(monkeypatch):
     registry = types.SimpleNamespace(HookRegistry=hooks, HookType=types.SimpleNamespace(REPLACE="replace", AFTER="after"))
     monkeypatch.setitem(sys.modules, "sglang.srt.layers.engram", types.SimpleNamespace(EngramEmbedding=EngramEmbedding))
     monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", registry)
-    for name in ("sglang", "sglang.srt", "sglang.srt.layers", "sglang.srt.plugins"):
+    qwen = types.SimpleNamespace(Qwen4ExpPinnedHostEmbedding=HostEmbedding)
+    monkeypatch.setitem(sys.modules, "sglang.srt.models.qwen4_exp", qwen)
+    for name in ("sglang", "sglang.srt", "sglang.srt.layers", "sglang.srt.models", "sglang.srt.plugins"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setattr(adapter, "_EMBEDDINGS", set())
+    for name in ("_EMBEDDINGS", "_N_GRAM_TABLES"):
+        monkeypatch.setattr(adapter, name, set())
+    for name in (adapter.ENGRAM, adapter.PLE):
+        monkeypatch.delenv(name, raising=False)
     return hooks
 
 
@@ -106,10 +129,58 @@ def test_a_table_of_another_shape_is_refused(sglang, checkpoint, monkeypatch, ro
         kind(rows, COLUMNS, 1, (0, rows))
 
 
-def test_nothing_changes_without_the_variable(sglang, monkeypatch):
-    monkeypatch.delenv("NVME_GPU_ENGRAM", raising=False)
+def test_nothing_changes_without_a_variable(sglang):
     adapter.register()
     assert not sglang.found
+
+
+class Embedding:
+    """What SGLang's layer passes: numbers about a table that has no memory, and the scale of all elements."""
+
+    def __init__(self, rows):
+        self.org_vocab_size, self.embedding_dim, self.tp_size = rows, COLUMNS, 2
+        self.shard_indices = types.SimpleNamespace(org_vocab_start_index=0, org_vocab_end_index=rows)
+        self.weight = torch.empty(0, COLUMNS, dtype=torch.uint8)
+        self.weight_scale = torch.ones(1, dtype=torch.bfloat16)
+
+
+def of_qwen(hooks):
+    [(target, kind, how), (checks, check, after)] = hooks.found
+    assert (target, how) == ("sglang.srt.models.qwen4_exp.Qwen4ExpPinnedHostEmbedding", "replace")
+    assert (checks, after) == ("sglang.srt.models.qwen4_exp.Qwen4ExpNGramEmbedding.__init__", "after")
+    return kind, check
+
+
+def test_ngrams_of_qwen_come_from_the_shards(sglang, tmp_path, case, monkeypatch):
+    shards = np.split(case.stored, 3)
+    names = [f"a.shard_{number}.weight" for number in range(3)]
+    safetensors(tmp_path / "m.safetensors", [(name, "F8_E4M3", shard) for name, shard in zip(names, shards)])
+    monkeypatch.setenv("NVME_GPU_PLE", f'{{"source": "{tmp_path}/m.safetensors", "weight": "a.shard_{{}}.weight"}}')
+    adapter.register()
+    kind, check = of_qwen(sglang)
+    with pytest.raises(nvme_gpu.Usage, match="the tensors have the shape"):
+        kind(Embedding(ROWS + 1))
+    adapter._N_GRAM_TABLES.clear()
+    one = kind(Embedding(ROWS), backend="file", table_dir="elsewhere")
+    wanted = torch.from_numpy(e4m3()[case.stored]).to(torch.bfloat16)
+    ids = torch.tensor([[0, ROWS - 1, 99, 100], [200, 3, 3, 17]])
+    out = torch.empty(2, 4, COLUMNS, dtype=torch.bfloat16)
+    for found in (one(ids), one(ids.int()), one.gather(ids, out=out)):
+        assert torch.equal(found.isnan(), wanted[ids].isnan())
+        assert torch.equal(found[~found.isnan()], wanted[ids][~found.isnan()])
+    assert found is out and one(ids[:0]).shape == (0, 4, COLUMNS)
+    # The loader copies the rows that a rank has: none.
+    assert one.shard_indices.org_vocab_start_index == one.shard_indices.org_vocab_end_index
+    one.weight.weight_loader(one.weight, torch.empty(ROWS, COLUMNS))
+    assert one.weight.dtype is torch.uint8 and not one.weight.numel() and one.weight_scale.item() == 1
+    for wrong in (out[:1], out.float()):
+        with pytest.raises(nvme_gpu.Usage, match="pass bfloat16"):
+            one.gather(ids, out=wrong)
+    check(None, types.SimpleNamespace(ngram_embedding=one), "config")
+    with pytest.raises(nvme_gpu.Usage, match="--ple-offload-embedding"):
+        check(None, types.SimpleNamespace(ngram_embedding=torch.nn.Embedding(2, 2)), "config")
+    with pytest.raises(nvme_gpu.Usage, match="two layers"):
+        kind(Embedding(ROWS))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +213,7 @@ def test_a_gpu_is_asked_when_the_hashes_are_known(sglang, gpu_store, cuda, case,
     gpu_store.write(case.stored, OFFSET)
     scales = on_gpu(case.words["scales"])
 
-    def table(source, weight, *, shape, to, scales, on_error, gpu):
+    def table(_, weight, *, shape, to, scales, on_error, gpu):
         assert (weight, to, on_error, gpu) == ("layers.1.engram.embed.weight", "bfloat16", "nan", 0)
         return gpu_store.table(OFFSET, shape=shape, dtype="float8_e4m3fn", to=to, scales=of_gpu, on_error=on_error)
 

@@ -1,15 +1,17 @@
-"""SGLang with the Engram tables of DeepSeek-V4.1 on a drive, read by the GPU.
+"""SGLang with lookup tables on a drive, read by the GPU: the Engram tables of DeepSeek-V4.1, the n-gram table of Qwen4-Exp.
 
-Set ``NVME_GPU_ENGRAM`` to the checkpoint (anything that :func:`nvme_gpu.lookup_table` takes as text) and start SGLang: its plugin
-loader calls :func:`register`, which puts :func:`disk_embedding`'s class in place of ``EngramEmbedding``. Without the variable
-nothing changes. Instead of a path it may be a JSON object: ``source``, ``weight`` and ``scale`` (names of the tensors, with ``{}`` for
-the layer), ``on_error``, and the options of :func:`nvme_gpu.open`.
+Set ``NVME_GPU_ENGRAM``, or ``NVME_GPU_PLE``, to the checkpoint (anything that :func:`nvme_gpu.lookup_table` takes as text) and start
+SGLang: its plugin loader calls :func:`register`, which puts a class of this module in place of its ``EngramEmbedding``, or of its
+``Qwen4ExpPinnedHostEmbedding``, which ``--ple-offload-embedding`` chooses. Without the variables nothing changes. Instead of a path
+a variable may be a JSON object: ``source``, ``weight`` and ``scale`` (names of the tensors, with ``{}`` for the layer of Engram, or for
+the number of a shard), ``on_error``, and the options of :func:`nvme_gpu.open`.
 
-Each rank reads the rows of its own tokens, so that no collective follows. Scales stay in GPU memory (3 GB a table), rows on the
-drive. Small batches are asked for when their ids are known, and taken when their layer runs. Rows that could not be read are NaN
-(``on_error="nan"``) and counted, so that no token is made of zeros without a word.
+Each rank reads the rows of its own tokens, so that no collective follows. Scales of Engram stay in GPU memory (3 GB a table), rows
+on the drive. Small batches of Engram are asked for when their ids are known, and taken when their layer runs; Qwen's come in the
+stream in which SGLang reads ahead. Rows that could not be read are NaN (``on_error="nan"``) and counted, so that no token is made of
+zeros without a word.
 
-Written for SGLang 0.5.23; :func:`register` ends the program where the class there has another interface.
+Written for SGLang 0.5.23; :func:`register` ends the program where the classes there have another interface.
 """
 
 from __future__ import annotations
@@ -25,35 +27,49 @@ from ._errors import Usage
 from ._lookup_table import lookup_table
 from ._prefetch import Prefetch
 
-VARIABLE = "NVME_GPU_ENGRAM"
+ENGRAM, PLE = "NVME_GPU_ENGRAM", "NVME_GPU_PLE"
 _ENGRAM = "sglang.srt.layers.engram"
-_PARAMETERS = ["self", "num_embeddings", "dim", "layer_id", "column_bounds"]
+_QWEN = "sglang.srt.models.qwen4_exp"
+_SHARD = "model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_{}.weight"
 _MOST_BEGUN = 768
 """Rows that a prefetch submits for a GPU (see :meth:`Table.prefetch`); longer batches are read when their layer runs."""
 
 
-class EngramSettings(NamedTuple):
-    """What :data:`VARIABLE` says."""
+class TableSettings(NamedTuple):
+    """What a variable says."""
 
     source: str
-    weight: str = "layers.{}.engram.embed.weight"
+    weight: str
     scale: str = "layers.{}.engram.embed.scale"
     on_error: Any = "nan"
     options: dict[str, Any] = {}
 
     @classmethod
-    def of_text(cls, text: str) -> EngramSettings:
-        """Reads the variable's text. Raises :class:`Usage` for what is no object with a source."""
+    def of(cls, variable: str, weight: str) -> TableSettings | None:
+        """Reads a variable; ``weight`` is what its tensors are called by default. None where it is not set.
+
+        Raises :class:`Usage` for what is no object with a source.
+        """
+        text = os.environ.get(variable, "")
         if not text.lstrip().startswith("{"):
-            return cls(text)
+            return cls(text, weight) if text else None
         try:
             found = dict(json.loads(text))
         except ValueError as error:
-            raise Usage(f"{VARIABLE} is no JSON object: {error}", 'write a path, or {"source": "PATH"}') from None
+            raise Usage(f"{variable} is no JSON object: {error}", 'write a path, or {"source": "PATH"}') from None
         if not isinstance(found.get("source"), str):
-            raise Usage(f"{VARIABLE} names no source", 'write a path, or {"source": "PATH"}')
+            raise Usage(f"{variable} names no source", 'write a path, or {"source": "PATH"}')
         known = {name: found.pop(name) for name in ("source", "weight", "scale", "on_error") if name in found}
-        return cls(**known, options=found)
+        return cls(**{"weight": weight, **known}, options=found)
+
+    def table(self, weight: str, shape: tuple[int, int], scales: str | None, device: Any) -> Any:
+        """The table of bf16 rows of ``weight``, for ids on ``device``, a torch.device."""
+        options = dict(self.options)
+        if device.type == "cuda":
+            options.setdefault("gpu", device.index)
+        if scales is not None:
+            options["scales"] = scales
+        return lookup_table(self.source, weight, shape=shape, to="bfloat16", on_error=self.on_error, **options)
 
 
 def register() -> None:
@@ -62,21 +78,37 @@ def register() -> None:
     SGLang logs what a plugin raises and goes on, here with tables in memory that were meant for the drive. So a mistake in the
     variable, or an unknown interface, ends the program.
     """
-    text = os.environ.get(VARIABLE)
-    if not text:
-        return
     try:
-        settings = EngramSettings.of_text(text)
-        engram = importlib.import_module(_ENGRAM)
-        original = engram.EngramEmbedding
-        parameters = list(inspect.signature(original.__init__).parameters)
-        if parameters != _PARAMETERS:
-            raise Usage(f"EngramEmbedding of this SGLang has the parameters {parameters}", "use SGLang 0.5.23")
-        hooks = importlib.import_module("sglang.srt.plugins.hook_registry")
+        engram, ple = TableSettings.of(ENGRAM, "layers.{}.engram.embed.weight"), TableSettings.of(PLE, _SHARD)
+        if engram is not None:
+            original = _known(_ENGRAM, "EngramEmbedding", ["self", "num_embeddings", "dim", "layer_id", "column_bounds"])
+            _replace(f"{_ENGRAM}.EngramEmbedding", disk_embedding(original, engram))
+            _after(f"{_ENGRAM}.EngramHasher.forward", _begin)
+        if ple is not None:
+            original = _known(_QWEN, "Qwen4ExpPinnedHostEmbedding", ["self", "embedding", "backend", "table_dir"])
+            _replace(f"{_QWEN}.Qwen4ExpPinnedHostEmbedding", disk_ngrams(original, ple))
+            _after(f"{_QWEN}.Qwen4ExpNGramEmbedding.__init__", _check_offloaded)
     except (Usage, ImportError, AttributeError) as error:
         raise SystemExit(f"nvme_gpu.sglang: {error}") from error
-    hooks.HookRegistry.register(f"{_ENGRAM}.EngramEmbedding", disk_embedding(original, settings), hooks.HookType.REPLACE)
-    hooks.HookRegistry.register(f"{_ENGRAM}.EngramHasher.forward", _begin, hooks.HookType.AFTER)
+
+
+def _known(module: str, name: str, parameters: list[str]) -> Any:
+    """The class ``name`` of SGLang. Raises :class:`Usage` where its constructor is another one than this module was written for."""
+    original = getattr(importlib.import_module(module), name)
+    found = list(inspect.signature(original.__init__).parameters)
+    if found != parameters:
+        raise Usage(f"{name} of this SGLang has the parameters {found}", "use SGLang 0.5.23")
+    return original
+
+
+def _replace(target: str, kind: type) -> None:
+    hooks = importlib.import_module("sglang.srt.plugins.hook_registry")
+    hooks.HookRegistry.register(target, kind, hooks.HookType.REPLACE)
+
+
+def _after(target: str, hook: Any) -> None:
+    hooks = importlib.import_module("sglang.srt.plugins.hook_registry")
+    hooks.HookRegistry.register(target, hook, hooks.HookType.AFTER)
 
 
 _EMBEDDINGS: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -103,8 +135,8 @@ class BegunRows(NamedTuple):
         return bool(same_memory and ids.shape == self.ids.shape and ids.stride() == self.ids.stride())
 
 
-def disk_embedding(original: type, settings: EngramSettings) -> type:
-    """A class in place of SGLang's ``original``, whose rows lie where ``settings`` say."""
+def disk_embedding(original: type, settings: TableSettings) -> type:
+    """A class in place of SGLang's ``original``, an Engram table, whose rows lie where ``settings`` say."""
     torch = importlib.import_module("torch")
 
     class DiskEngramEmbedding(original):
@@ -119,18 +151,8 @@ def disk_embedding(original: type, settings: EngramSettings) -> type:
             self._sort_host_reads = self.staged_by_scheduler = False
             self._begun: BegunRows | None = None
             nothing = torch.empty(0)
-            options = dict(settings.options)
-            if nothing.is_cuda:
-                options.setdefault("gpu", nothing.device.index)
-            self.table = lookup_table(
-                settings.source,
-                settings.weight.format(layer_id),
-                shape=(num_embeddings, dim),
-                to="bfloat16",
-                scales=settings.scale.format(layer_id),
-                on_error=settings.on_error,
-                **options,
-            )
+            weight, scale = settings.weight.format(layer_id), settings.scale.format(layer_id)
+            self.table = settings.table(weight, (num_embeddings, dim), scale, nothing.device)
             for name in ("weight", "scale"):
                 parameter = torch.nn.Parameter(nothing, requires_grad=False)
                 parameter.weight_loader = self._load_nothing
@@ -142,7 +164,7 @@ def disk_embedding(original: type, settings: EngramSettings) -> type:
             if loaded.shape[0] != self.rows:
                 raise Usage(
                     f"layer {self.layer_id}: the checkpoint has {loaded.shape[0]} rows, {settings.source} {self.rows}",
-                    f"name the checkpoint that is served in {VARIABLE}",
+                    f"name the checkpoint that is served in {ENGRAM}",
                 )
 
         def finish_load(self, label: str) -> None:
@@ -164,3 +186,62 @@ def disk_embedding(original: type, settings: EngramSettings) -> type:
             return self.table.gather(indices.contiguous(), out=self.new_rows(indices))
 
     return DiskEngramEmbedding
+
+
+_N_GRAM_TABLES: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _check_offloaded(_: Any, embedding: Any, *__: Any, **___: Any) -> None:
+    """Refuses a table that SGLang keeps in GPU memory although :data:`PLE` is set."""
+    if not hasattr(embedding.ngram_embedding, "table"):
+        raise Usage(f"{PLE} is set, and SGLang keeps the table in GPU memory", "start it with --ple-offload-embedding")
+
+
+class NoShard(NamedTuple):
+    """The rows that SGLang's loader copies to a table of :func:`disk_ngrams`: none."""
+
+    org_vocab_start_index: int = 0
+    org_vocab_end_index: int = 0
+
+
+def disk_ngrams(original: type, settings: TableSettings) -> type:
+    """A class in place of SGLang's ``original``, an n-gram table in host memory, whose rows lie where ``settings`` say."""
+    torch = importlib.import_module("torch")
+
+    class DiskNgramEmbedding(original):
+        """The table on a drive; :meth:`gather` returns stored numbers as bf16, which SGLang multiplies by ``weight_scale``."""
+
+        def __init__(self, embedding: Any, *, backend: str = "pinned", table_dir: str | None = None) -> None:
+            torch.nn.Module.__init__(self)
+            if _N_GRAM_TABLES:
+                raise Usage("two layers have n-gram tables, and their names in the files are not known", f"unset {PLE}")
+            _N_GRAM_TABLES.add(self)
+            for name in original._COPIED_ATTRIBUTES:  # type: ignore[attr-defined]
+                setattr(self, name, getattr(embedding, name))
+            self.quant_method = None
+            self.shard_indices = NoShard()
+            self.register_buffer("weight_scale", embedding.weight_scale, persistent=True)
+            nothing = torch.empty(0, self.embedding_dim, dtype=embedding.weight.dtype, device="cpu")
+            self.weight = torch.nn.Parameter(nothing, requires_grad=False)
+            self.weight.weight_loader = self._load_nothing
+            shape = (self.org_vocab_size, self.embedding_dim)
+            self.table = settings.table(settings.weight, shape, None, embedding.weight_scale.device)
+
+        def _load_nothing(self, *_: Any) -> None:
+            """Leaves the table where it is."""
+
+        def gather(self, input_ids: Any, out: Any = None) -> Any:
+            """The rows of ``input_ids``, in ``out`` where it is given."""
+            shape = (*input_ids.shape, self.embedding_dim)
+            rows = self.allocate_output(shape, input_ids.device) if out is None else out
+            if tuple(rows.shape) != shape or rows.dtype != torch.bfloat16:
+                raise Usage(f"rows of {tuple(rows.shape)} in {rows.dtype} for {shape}", "pass bfloat16 of that shape")
+            if input_ids.numel():
+                self.table.gather(input_ids.long().contiguous(), out=rows)
+            return rows
+
+        def reduce(self, output: Any) -> Any:
+            """The rows as they are: each rank has read all of its own."""
+            return output
+
+    return DiskNgramEmbedding

@@ -1,4 +1,4 @@
-"""Run by hand where SGLang 0.5.23 can be imported: its own Engram classes beside those of nvme_gpu.sglang, on the CPU, bit by bit.
+"""Run by hand where SGLang 0.5.23 can be imported: its own classes beside those of nvme_gpu.sglang, on the CPU, bit by bit.
 
     python tests/engines/sglang_on_cpu.py FOLDER
 
@@ -25,6 +25,18 @@ CONFIG = SimpleNamespace(
     rms_norm_eps=1e-6,
 )
 WIDTH, BLOCK = 256, 32
+QWEN = SimpleNamespace(
+    ngram_size=3,
+    heads_per_ngram=8,
+    vocab_size=1000,
+    ngram_vocab_size_base=500,
+    make_ngram_vocab_size_divisible_by=128,
+    eos_token_id=0,
+    seed=1234,
+    ple_embedding_dtype="float8_e4m3fn",
+    ple_offload_embedding=True,
+)
+COLUMNS, SHARDS = 160, 4
 
 
 def checkpoint(folder, layout):
@@ -44,6 +56,57 @@ def checkpoint(folder, layout):
     with open(f"{folder}/model.safetensors.index.json", "w", encoding="utf-8") as index:
         json.dump({"metadata": {}, "weight_map": where}, index)
     return made
+
+
+def qwen(folder):
+    """Rows of the table that SGLang's own layer makes for Qwen4-Exp. Returns how many were compared."""
+    import sglang.srt.models.qwen4_exp as model
+    from sglang.srt.plugins.hook_registry import HookRegistry
+    from sglang.srt.runtime_context import get_parallel
+
+    import nvme_gpu.sglang
+
+    parallel = {"tp_size": 1, "tp_rank": 0, "attn_tp_size": 1, "attn_dp_size": 1}
+    rows = 16 * 500 + 2000
+    os.environ["NVME_GPU_PLE"] = json.dumps({"source": f"{folder}/ple.safetensors", "weight": "ngrams.shard_{}.weight"})
+    del os.environ["NVME_GPU_ENGRAM"]
+    nvme_gpu.sglang.register()
+    HookRegistry.apply_hooks()
+
+    def make(config):
+        with get_parallel().override(**parallel):
+            return model.Qwen4ExpNGramEmbedding(config, COLUMNS * 16)
+
+    # How many rows the layer wants, which its refusal says.
+    save_file({"ngrams.shard_0.weight": torch.zeros(rows, COLUMNS, dtype=torch.uint8)}, f"{folder}/ple.safetensors")
+    try:
+        make(QWEN)
+    except nvme_gpu.Usage as error:
+        wanted = int(error.cause.split("not (")[1].split(",")[0])
+    nvme_gpu.sglang._N_GRAM_TABLES.clear()
+    values = torch.randint(0, 256, (wanted, COLUMNS), generator=torch.Generator().manual_seed(7), dtype=torch.uint8)
+    values[(values & 0x7F) == 0x7F] = 0x38
+    parts = values.view(torch.float8_e4m3fn).chunk(SHARDS)
+    save_file({f"ngrams.shard_{number}.weight": part.contiguous() for number, part in enumerate(parts)}, f"{folder}/ple.safetensors")
+    made = make(QWEN).ngram_embedding
+    assert isinstance(made, model.Qwen4ExpPinnedHostEmbedding) and made.weight.numel() == 0
+    # What their loader copies of a shard: nothing.
+    assert made.shard_indices.org_vocab_start_index == made.shard_indices.org_vocab_end_index
+    as_bf16 = values.view(torch.float8_e4m3fn).to(torch.bfloat16)
+    compared = 0
+    for ids in (torch.arange(wanted).view(-1, 16), torch.randint(0, wanted, (333, 16)), torch.zeros(0, 16, dtype=torch.long)):
+        buffer = torch.empty(ids.shape[0], COLUMNS * 16, dtype=torch.bfloat16)
+        found = made.reduce(made.gather(ids, out=buffer.view(ids.shape[0], 16, COLUMNS)))
+        assert torch.equal(found.view(torch.int16), as_bf16[ids].view(torch.int16)) and torch.equal(made(ids), found)
+        compared += ids.numel()
+    nvme_gpu.sglang._N_GRAM_TABLES.clear()
+    try:
+        make(SimpleNamespace(**{**vars(QWEN), "ple_offload_embedding": False}))
+    except nvme_gpu.Usage as error:
+        assert "--ple-offload-embedding" in error.remedy
+    else:
+        raise SystemExit("a table in memory was taken for one on the drive")
+    return compared
 
 
 def main(folder):
@@ -110,7 +173,8 @@ def main(folder):
         assert "rows" in error.cause
     else:
         raise SystemExit("another checkpoint was taken for this one")
-    print(json.dumps({"sglang": sglang.__version__, "torch": torch.__version__, "rows_compared": compared, "equal": True}))
+    found = {"sglang": sglang.__version__, "torch": torch.__version__, "engram_rows": compared, "qwen_rows": qwen(folder)}
+    print(json.dumps({**found, "equal": True}))
 
 
 if __name__ == "__main__":
