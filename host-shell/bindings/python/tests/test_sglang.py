@@ -218,7 +218,7 @@ def test_a_gpu_is_asked_when_the_hashes_are_known(sglang, gpu_store, cuda, case,
         return gpu_store.table(OFFSET, shape=shape, dtype="float8_e4m3fn", to=to, scales=of_gpu, on_error=on_error)
 
     of_gpu = scales
-    monkeypatch.setattr(adapter, "lookup_table", table)
+    monkeypatch.setattr(nvme_gpu._engines, "lookup_table", table)
     monkeypatch.setenv("NVME_GPU_ENGRAM", '{"source": "sim", "gpu": 0}')
     adapter.register()
     kind, begin = replaced(sglang)

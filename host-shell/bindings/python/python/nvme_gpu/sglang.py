@@ -17,59 +17,20 @@ Written for SGLang 0.5.23; :func:`register` ends the program where the classes t
 from __future__ import annotations
 
 import importlib
-import inspect
-import json
-import os
 import weakref
 from typing import Any, NamedTuple
 
+from ._engines import ENGRAM, ENGRAM_WEIGHT, TableSettings, known_class
 from ._errors import Usage
-from ._lookup_table import lookup_table
 from ._prefetch import Prefetch
 
-ENGRAM, PLE = "NVME_GPU_ENGRAM", "NVME_GPU_PLE"
+PLE = "NVME_GPU_PLE"
+_VERSION = "SGLang 0.5.23"
 _ENGRAM = "sglang.srt.layers.engram"
 _QWEN = "sglang.srt.models.qwen4_exp"
 _SHARD = "model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_{}.weight"
 _MOST_BEGUN = 768
 """Rows that a prefetch submits for a GPU (see :meth:`Table.prefetch`); longer batches are read when their layer runs."""
-
-
-class TableSettings(NamedTuple):
-    """What a variable says."""
-
-    source: str
-    weight: str
-    scale: str = "layers.{}.engram.embed.scale"
-    on_error: Any = "nan"
-    options: dict[str, Any] = {}
-
-    @classmethod
-    def of(cls, variable: str, weight: str) -> TableSettings | None:
-        """Reads a variable; ``weight`` is what its tensors are called by default. None where it is not set.
-
-        Raises :class:`Usage` for what is no object with a source.
-        """
-        text = os.environ.get(variable, "")
-        if not text.lstrip().startswith("{"):
-            return cls(text, weight) if text else None
-        try:
-            found = dict(json.loads(text))
-        except ValueError as error:
-            raise Usage(f"{variable} is no JSON object: {error}", 'write a path, or {"source": "PATH"}') from None
-        if not isinstance(found.get("source"), str):
-            raise Usage(f"{variable} names no source", 'write a path, or {"source": "PATH"}')
-        known = {name: found.pop(name) for name in ("source", "weight", "scale", "on_error") if name in found}
-        return cls(**{"weight": weight, **known}, options=found)
-
-    def table(self, weight: str, shape: tuple[int, int], scales: str | None, device: Any) -> Any:
-        """The table of bf16 rows of ``weight``, for ids on ``device``, a torch.device."""
-        options = dict(self.options)
-        if device.type == "cuda":
-            options.setdefault("gpu", device.index)
-        if scales is not None:
-            options["scales"] = scales
-        return lookup_table(self.source, weight, shape=shape, to="bfloat16", on_error=self.on_error, **options)
 
 
 def register() -> None:
@@ -79,26 +40,17 @@ def register() -> None:
     variable, or an unknown interface, ends the program.
     """
     try:
-        engram, ple = TableSettings.of(ENGRAM, "layers.{}.engram.embed.weight"), TableSettings.of(PLE, _SHARD)
+        engram, ple = TableSettings.of(ENGRAM, ENGRAM_WEIGHT), TableSettings.of(PLE, _SHARD)
         if engram is not None:
-            original = _known(_ENGRAM, "EngramEmbedding", ["self", "num_embeddings", "dim", "layer_id", "column_bounds"])
+            original = known_class(_ENGRAM, "EngramEmbedding", ["num_embeddings", "dim", "layer_id", "column_bounds"], _VERSION)
             _replace(f"{_ENGRAM}.EngramEmbedding", disk_embedding(original, engram))
             _after(f"{_ENGRAM}.EngramHasher.forward", _begin)
         if ple is not None:
-            original = _known(_QWEN, "Qwen4ExpPinnedHostEmbedding", ["self", "embedding", "backend", "table_dir"])
+            original = known_class(_QWEN, "Qwen4ExpPinnedHostEmbedding", ["embedding", "backend", "table_dir"], _VERSION)
             _replace(f"{_QWEN}.Qwen4ExpPinnedHostEmbedding", disk_ngrams(original, ple))
             _after(f"{_QWEN}.Qwen4ExpNGramEmbedding.__init__", _check_offloaded)
-    except (Usage, ImportError, AttributeError) as error:
+    except (Usage, ImportError) as error:
         raise SystemExit(f"nvme_gpu.sglang: {error}") from error
-
-
-def _known(module: str, name: str, parameters: list[str]) -> Any:
-    """The class ``name`` of SGLang. Raises :class:`Usage` where its constructor is another one than this module was written for."""
-    original = getattr(importlib.import_module(module), name)
-    found = list(inspect.signature(original.__init__).parameters)
-    if found != parameters:
-        raise Usage(f"{name} of this SGLang has the parameters {found}", "use SGLang 0.5.23")
-    return original
 
 
 def _replace(target: str, kind: type) -> None:

@@ -1,0 +1,67 @@
+"""What the adapters of engines share: the variables that choose tables on a drive, and checks of the classes that they replace."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+from typing import Any, NamedTuple
+
+from ._errors import Usage
+from ._lookup_table import lookup_table
+
+ENGRAM = "NVME_GPU_ENGRAM"
+"""Names the checkpoint with the Engram tables of DeepSeek-V4.1."""
+ENGRAM_WEIGHT, ENGRAM_SCALE = "layers.{}.engram.embed.weight", "layers.{}.engram.embed.scale"
+
+
+class TableSettings(NamedTuple):
+    """What a variable says."""
+
+    source: str
+    weight: str
+    scale: str = ENGRAM_SCALE
+    on_error: Any = "nan"
+    options: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, variable: str, weight: str) -> TableSettings | None:
+        """Reads a variable; ``weight`` is what its tensors are called by default. None where it is not set.
+
+        Raises :class:`Usage` for what is no object with a source.
+        """
+        text = os.environ.get(variable, "")
+        if not text.lstrip().startswith("{"):
+            return cls(text, weight) if text else None
+        try:
+            found = dict(json.loads(text))
+        except ValueError as error:
+            raise Usage(f"{variable} is no JSON object: {error}", 'write a path, or {"source": "PATH"}') from None
+        if not isinstance(found.get("source"), str):
+            raise Usage(f"{variable} names no source", 'write a path, or {"source": "PATH"}')
+        known = {name: found.pop(name) for name in ("source", "weight", "scale", "on_error") if name in found}
+        return cls(**{"weight": weight, **known}, options=found)
+
+    def table(self, weight: str, shape: tuple[int, int], scales: str | None, device: Any) -> Any:
+        """The table of bf16 rows of ``weight``, for ids on ``device``, a torch.device."""
+        options = dict(self.options)
+        if device.type == "cuda":
+            options.setdefault("gpu", device.index)
+        if scales is not None:
+            options["scales"] = scales
+        return lookup_table(self.source, weight, shape=shape, to="bfloat16", on_error=self.on_error, **options)
+
+
+def known_class(module: str, name: str, parameters: list[str], version: str) -> Any:
+    """The class ``name`` of an engine.
+
+    Raises :class:`Usage` where it is missing, or its constructor is another one than the adapter was written for.
+    """
+    original = getattr(importlib.import_module(module), name, None)
+    if original is None:
+        raise Usage(f"{module} has no {name}", f"use {version}")
+    found = list(inspect.signature(original.__init__).parameters)[1:]
+    if found != parameters:
+        raise Usage(f"{name} of this version has the parameters {found}", f"use {version}")
+    return original
