@@ -63,6 +63,7 @@ TENSORS = {
     "a column": torch.arange(40).reshape(10, 4)[:, 1:3],
     "ids of 8 bits": torch.tensor([0, 99, 3], dtype=torch.int8),
     "ids of 16 bits": torch.tensor([[0, 99, 3]], dtype=torch.int16),
+    "ids of 8 bits, transposed": torch.tensor([[0, 99], [3, 5], [7, 8]], dtype=torch.int8).t(),
 }
 
 

@@ -43,6 +43,10 @@ class TableSettings(NamedTuple):
         known = {name: found.pop(name) for name in ("source", "weight", "scale", "on_error") if name in found}
         return cls(**{"weight": weight, **known}, options=found)
 
+    def layer(self, layer_id: int, shape: tuple[int, int], device: Any) -> Any:
+        """The Engram table of a layer, its rows multiplied by their scales; otherwise as :meth:`table`."""
+        return self.table(self.weight.format(layer_id), shape, self.scale.format(layer_id), device)
+
     def table(self, weight: str, shape: tuple[int, int], scales: str | None, device: Any) -> Any:
         """The table of bf16 rows of ``weight``, for ids on ``device``, a torch.device."""
         options = dict(self.options)
@@ -51,6 +55,16 @@ class TableSettings(NamedTuple):
         if scales is not None:
             options["scales"] = scales
         return lookup_table(self.source, weight, shape=shape, to="bfloat16", on_error=self.on_error, **options)
+
+
+def check_rows(layer_id: int, rows: int, loaded: Any) -> None:
+    """What a weight loader does for a table that stays where it is: refuses a tensor with another number of rows than the table has,
+    which is another checkpoint's."""
+    if loaded.shape[0] != rows:
+        raise Usage(
+            f"layer {layer_id}: the checkpoint has {loaded.shape[0]} rows, the table on the drive {rows}",
+            f"name the checkpoint that is served in {ENGRAM}",
+        )
 
 
 def known_class(module: str, name: str, parameters: list[str], version: str) -> Any:

@@ -42,15 +42,15 @@ def ids_of(index: Any, rows: int) -> Any:
 
 
 def _of_tensor(index: Any, rows: int) -> Any:
-    name = str(index.dtype)
-    if name == "torch.bool":
+    torch: Any = _buffers.torch()
+    if index.dtype is torch.bool:
         _fits(tuple(index.shape), rows)
         return index.nonzero().squeeze(1)
-    if name in _OTHER_WHOLE:
-        return index.long()
-    # Of another layout or without data: refused where its memory is looked at.
-    is_strided = str(index.layout) == "torch.strided"
-    return index.contiguous() if is_strided and not index.is_contiguous() else index
+    if index.dtype in (torch.int32, torch.int64):
+        # Of another layout, or without data: refused where its memory is looked at.
+        has_gaps = index.layout is torch.strided and not index.is_contiguous()
+        return index.contiguous() if has_gaps else index
+    return index.long().contiguous() if str(index.dtype) in _OTHER_WHOLE else index
 
 
 def _of_array(numpy: Any, index: Any, rows: int) -> Any:

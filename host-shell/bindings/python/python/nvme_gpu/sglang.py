@@ -20,7 +20,7 @@ import importlib
 import weakref
 from typing import Any, NamedTuple
 
-from ._engines import ENGRAM, ENGRAM_WEIGHT, TableSettings, known_class
+from ._engines import ENGRAM, ENGRAM_WEIGHT, TableSettings, check_rows, known_class
 from ._errors import Usage
 from ._prefetch import Prefetch
 
@@ -43,24 +43,20 @@ def register() -> None:
         engram, ple = TableSettings.of(ENGRAM, ENGRAM_WEIGHT), TableSettings.of(PLE, _SHARD)
         if engram is not None:
             original = known_class(_ENGRAM, "EngramEmbedding", ["num_embeddings", "dim", "layer_id", "column_bounds"], _VERSION)
-            _replace(f"{_ENGRAM}.EngramEmbedding", disk_embedding(original, engram))
-            _after(f"{_ENGRAM}.EngramHasher.forward", _begin)
+            _hook("REPLACE", f"{_ENGRAM}.EngramEmbedding", disk_embedding(original, engram))
+            _hook("AFTER", f"{_ENGRAM}.EngramHasher.forward", _begin)
         if ple is not None:
             original = known_class(_QWEN, "Qwen4ExpPinnedHostEmbedding", ["embedding", "backend", "table_dir"], _VERSION)
-            _replace(f"{_QWEN}.Qwen4ExpPinnedHostEmbedding", disk_ngrams(original, ple))
-            _after(f"{_QWEN}.Qwen4ExpNGramEmbedding.__init__", _check_offloaded)
+            _hook("REPLACE", f"{_QWEN}.Qwen4ExpPinnedHostEmbedding", disk_ngrams(original, ple))
+            _hook("AFTER", f"{_QWEN}.Qwen4ExpNGramEmbedding.__init__", _check_offloaded)
     except (Usage, ImportError) as error:
         raise SystemExit(f"nvme_gpu.sglang: {error}") from error
 
 
-def _replace(target: str, kind: type) -> None:
+def _hook(kind: str, target: str, hook: Any) -> None:
+    """Registers a hook of a kind of SGLang's ``HookType``."""
     hooks = importlib.import_module("sglang.srt.plugins.hook_registry")
-    hooks.HookRegistry.register(target, kind, hooks.HookType.REPLACE)
-
-
-def _after(target: str, hook: Any) -> None:
-    hooks = importlib.import_module("sglang.srt.plugins.hook_registry")
-    hooks.HookRegistry.register(target, hook, hooks.HookType.AFTER)
+    hooks.HookRegistry.register(target, hook, getattr(hooks.HookType, kind))
 
 
 _EMBEDDINGS: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -103,8 +99,7 @@ def disk_embedding(original: type, settings: TableSettings) -> type:
             self._sort_host_reads = self.staged_by_scheduler = False
             self._begun: BegunRows | None = None
             nothing = torch.empty(0)
-            weight, scale = settings.weight.format(layer_id), settings.scale.format(layer_id)
-            self.table = settings.table(weight, (num_embeddings, dim), scale, nothing.device)
+            self.table = settings.layer(layer_id, (num_embeddings, dim), nothing.device)
             for name in ("weight", "scale"):
                 parameter = torch.nn.Parameter(nothing, requires_grad=False)
                 parameter.weight_loader = self._load_nothing
@@ -112,12 +107,7 @@ def disk_embedding(original: type, settings: TableSettings) -> type:
             _EMBEDDINGS.add(self)
 
         def _load_nothing(self, _: Any, loaded: Any) -> None:
-            """Leaves a table where it is; one of another number of rows is another checkpoint's."""
-            if loaded.shape[0] != self.rows:
-                raise Usage(
-                    f"layer {self.layer_id}: the checkpoint has {loaded.shape[0]} rows, {settings.source} {self.rows}",
-                    f"name the checkpoint that is served in {ENGRAM}",
-                )
+            check_rows(self.layer_id, self.rows, loaded)
 
         def finish_load(self, label: str) -> None:
             """Nothing was loaded."""
@@ -167,7 +157,6 @@ def disk_ngrams(original: type, settings: TableSettings) -> type:
             torch.nn.Module.__init__(self)
             if _N_GRAM_TABLES:
                 raise Usage("two layers have n-gram tables, and their names in the files are not known", f"unset {PLE}")
-            _N_GRAM_TABLES.add(self)
             for name in original._COPIED_ATTRIBUTES:  # type: ignore[attr-defined]
                 setattr(self, name, getattr(embedding, name))
             self.quant_method = None
@@ -178,6 +167,7 @@ def disk_ngrams(original: type, settings: TableSettings) -> type:
             self.weight.weight_loader = self._load_nothing
             shape = (self.org_vocab_size, self.embedding_dim)
             self.table = settings.table(settings.weight, shape, None, embedding.weight_scale.device)
+            _N_GRAM_TABLES.add(self)
 
         def _load_nothing(self, *_: Any) -> None:
             """Leaves the table where it is."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ._engines import ENGRAM, ENGRAM_WEIGHT, TableSettings, known_class
+from ._engines import ENGRAM, ENGRAM_WEIGHT, TableSettings, check_rows, known_class
 from ._errors import Usage
 
 _VERSION = "vLLM 0.32 or 0.33"
@@ -63,24 +63,16 @@ def disk_embedding(original: type, settings: TableSettings) -> type:
         ) -> None:
             if importlib.import_module(_MODULE).get_engram_dp_size() > 1:
                 raise Usage("a table on a drive is sharded over replicas", "leave embedding_across_dp out of --engram-config")
-            self._block = 32
-            super().__init__(num_embeddings, dim, head_sizes, block_size=self._block, cpu_offload=cpu_offload)
+            super().__init__(num_embeddings, dim, head_sizes, cpu_offload=cpu_offload)
             self.layer_id = layer_id
-            device = self.weight.device
-            weight, scale = settings.weight.format(layer_id), settings.scale.format(layer_id)
-            self.table = settings.table(weight, (num_embeddings, dim), scale, device)
+            self.table = settings.layer(layer_id, (num_embeddings, dim), self.weight.device)
 
         def _weight_loader(self, parameter: Any, loaded: Any) -> None:
-            """Leaves a table where it is; one of another number of rows is another checkpoint's."""
-            if loaded.shape[0] != self.num_embeddings:
-                raise Usage(
-                    f"layer {self.layer_id}: the checkpoint has {loaded.shape[0]} rows",
-                    f"name the checkpoint that is served in {ENGRAM}",
-                )
+            check_rows(self.layer_id, self.num_embeddings, loaded)
 
         def _allocate_weights(self) -> Any:
             nothing = torch.empty(0, self.dim)
-            return nothing.to(torch.float8_e4m3fn), nothing[:, : self.dim // self._block].to(torch.uint8)
+            return nothing.to(torch.float8_e4m3fn), nothing[:, : self.dim // self.block_size].to(torch.uint8)
 
         def lookup(self, indices: Any, out: Any, background: bool = False) -> None:
             """Puts the rows of this rank's heads of ``indices``, ``[tokens, heads]``, into ``out``; zeros for ids of other ranks."""
