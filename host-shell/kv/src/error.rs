@@ -175,6 +175,24 @@ impl KvError {
         }
     }
 
+    /// Returns one word for the kind of error, for programs: those of [`nvme_driver::Error::code`], and `missing` and
+    /// `lost` for a page that should be computed.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Usage { .. } => "usage",
+            Self::Blank { .. }
+            | Self::Foreign { .. }
+            | Self::Version { .. }
+            | Self::Damaged { .. }
+            | Self::OtherModel { .. }
+            | Self::OtherSize { .. } => "mismatch",
+            Self::Superseded { .. } => "changed",
+            Self::Missing { .. } => "missing",
+            Self::Lost { .. } => "lost",
+            Self::Drive { source, .. } => source.code(),
+        }
+    }
+
     /// True if the caller should compute the page, because the store does not have it.
     pub fn is_miss(&self) -> bool {
         matches!(self, Self::Missing { .. } | Self::Lost { .. })

@@ -139,6 +139,12 @@ impl PageIndex {
         self.live.contains_key(key)
     }
 
+    /// Returns the length of the page of a key in bytes.
+    pub fn length(&self, key: &PageKey) -> Option<u32> {
+        let slot = *self.live.get(key)?;
+        Some(self.slots[slot as usize].record.length)
+    }
+
     /// True if a page of this key is being written.
     pub fn is_saving(&self, key: &PageKey) -> bool {
         self.saving.contains_key(key)

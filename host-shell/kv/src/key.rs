@@ -11,6 +11,11 @@ impl PageKey {
     /// Bytes of a key.
     pub const BYTES: usize = 16;
 
+    /// Returns the key with these bytes, as [`as_bytes`](Self::as_bytes) gave them.
+    pub fn of_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        Self(bytes)
+    }
+
     /// Returns the bytes of the key.
     pub fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0

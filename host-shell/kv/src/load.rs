@@ -6,14 +6,25 @@ use crate::key::PageKey;
 use crate::medium::BlockMedium;
 use crate::store::PageStore;
 use nvme_store::StoreTransfer;
+use std::ops::Deref;
 
-/// Pages that stay in their slots until this is dropped. Each is pinned once for each time that it was found.
-pub struct PinnedPages<'a, M: BlockMedium> {
-    store: &'a PageStore<M>,
+/// Pages that stay in their slots until this is dropped. Each is pinned once for each time that it was found. `S` is
+/// how the store is held: `&PageStore<M>`, or `Arc<PageStore<M>>` for pins that outlive the caller.
+pub struct PinnedPages<S: Deref<Target = PageStore<M>>, M: BlockMedium> {
+    store: S,
     records: Vec<PageRecord>,
 }
 
-impl<M: BlockMedium> PinnedPages<'_, M> {
+impl<S: Deref<Target = PageStore<M>>, M: BlockMedium> PinnedPages<S, M> {
+    /// Pins the pages of the first keys, up to the first key without a page.
+    pub fn of_prefix(store: S, keys: &[PageKey]) -> Self {
+        let records = {
+            let mut state = store.state();
+            keys.iter().map_while(|key| state.index.pin(key)).collect()
+        };
+        Self { store, records }
+    }
+
     /// Returns the number of pages.
     pub fn len(&self) -> usize {
         self.records.len()
@@ -30,7 +41,7 @@ impl<M: BlockMedium> PinnedPages<'_, M> {
     }
 }
 
-impl<M: BlockMedium> Drop for PinnedPages<'_, M> {
+impl<S: Deref<Target = PageStore<M>>, M: BlockMedium> Drop for PinnedPages<S, M> {
     fn drop(&mut self) {
         if !self.records.is_empty() {
             let mut state = self.store.state();
@@ -44,14 +55,9 @@ impl<M: BlockMedium> Drop for PinnedPages<'_, M> {
 }
 
 impl<M: BlockMedium> PageStore<M> {
-    /// Pins the pages of the first keys, up to the first key without a page.
-    pub fn pin_prefix(&self, keys: &[PageKey]) -> PinnedPages<'_, M> {
-        let mut state = self.state();
-        let records = keys.iter().map_while(|key| state.index.pin(key)).collect();
-        PinnedPages {
-            store: self,
-            records,
-        }
+    /// Pins the pages of the first keys, up to the first key without a page: [`PinnedPages::of_prefix`] of this store.
+    pub fn pin_prefix(&self, keys: &[PageKey]) -> PinnedPages<&Self, M> {
+        PinnedPages::of_prefix(self, keys)
     }
 
     /// Loads one page: [`load_all`](Self::load_all) of it.

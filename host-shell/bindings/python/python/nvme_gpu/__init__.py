@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from ._batches import DataLoader
 from ._catalog import Catalog, Entry, catalog, import_file, write_manifest
-from ._errors import Changed, Gone, KvLoadError, NotFound, NvmeGpuError, OutOfRange, Status, Timeout, Usage
+from ._errors import Changed, Gone, KvLoadError, NotFound, NvmeGpuError, OutOfRange, PageMiss, Status, Timeout, Usage
 from ._files import DirEntry, DriveFile, Extent, FileStat, MountedFile, Volume
 from ._kv import KvStore
 from ._loaders import Layer, LayerLoader
 from ._lookup_table import lookup_table
 from ._native import Array, __version__
+from ._pages import PagePins, PageStore, PendingPages
 from ._prefetch import Prefetch
 from ._search import Nearest, SearchIndex, build_index
 from ._store import Pending, Store, Table, open
@@ -47,7 +48,11 @@ __all__ = [
     "NotFound",
     "NvmeGpuError",
     "OutOfRange",
+    "PageMiss",
+    "PagePins",
+    "PageStore",
     "Pending",
+    "PendingPages",
     "Prefetch",
     "SearchIndex",
     "Status",

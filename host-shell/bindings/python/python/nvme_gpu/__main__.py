@@ -17,14 +17,17 @@ from typing import Any, Callable
 
 from . import Array, Catalog, Entry, NvmeGpuError, Table, Usage, __version__, catalog, import_file, open
 from . import _bench, _buffers, _lookup_demo, _native, _store
+from .kv import _areas
 
 GENERATED = (32_000, 512)
 """Rows of a table that is made up, and bytes of a row."""
 
 
-def doctor(as_json: bool) -> int:
+def doctor(as_json: bool, with_engines: bool) -> int:
     """What this machine can do, and the remedy for what it cannot."""
     report = json.loads(_native.doctor())
+    if with_engines:
+        report["findings"] += _areas.engines()
     gpu, remedy = "none", ""
     try:
         gpu = _native.gpu(0)
@@ -259,10 +262,11 @@ def main() -> int:
     read.add_argument("--json", action="store_true", help="one JSON object")
     looked = commands.add_parser("doctor", help="what this machine can do")
     looked.add_argument("--json", action="store_true", help="one JSON object")
+    looked.add_argument("--engines", action="store_true", help="also whether engines' key and value caches can use a drive")
     words = parser.parse_args()
     try:
         if words.command == "doctor":
-            return doctor(words.json)
+            return doctor(words.json, words.engines)
         if words.command == "bench":
             if words.runs < 1:
                 parser.error("--runs is 1 at least")

@@ -40,7 +40,8 @@ class NvmeGpuError(Exception):
     """What went wrong (``cause``), what to do about it (``remedy``), and its kind in one word (``code``).
 
     ``code`` is one of ``usage``, ``file``, ``system``, ``device``, ``environment``, ``internal``, ``command``,
-    ``unsupported``, ``unfinished``, ``mismatch``, ``timeout``, ``gone``, ``changed``, ``interrupted``: those of the tool.
+    ``unsupported``, ``unfinished``, ``mismatch``, ``timeout``, ``gone``, ``changed``, ``interrupted``: those of the tool;
+    or ``missing`` and ``lost``, of a :class:`PageMiss`.
 
     Of a gather or scatter, ``row`` is the place of the first row that failed, counted over the flattened ids, and
     ``id`` its id where it is known. ``errno`` is the number of a failed system call, else None.
@@ -116,7 +117,14 @@ class KvLoadError(NvmeGpuError):
         self.block_ids = frozenset(block_ids)
 
 
+class PageMiss(NvmeGpuError):
+    """A :class:`PageStore` does not have the page: it was never stored or made room for another (code ``missing``), or
+    what lies on the drive is not what was stored (code ``lost``). Compute it, and store it again."""
+
+
 _CLASSES: dict[str, type[NvmeGpuError]] = {
+    "missing": PageMiss,
+    "lost": PageMiss,
     "usage": Usage,
     "command": Status,
     "timeout": Timeout,

@@ -1,0 +1,216 @@
+"""Pages of keys and values by key, which are found again after a restart or a power cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
+
+from . import _buffers, _native
+from ._errors import NvmeGpuError, PageMiss, Usage, in_short
+from ._held import Held, OneProcess
+from ._store import Pending, Store, _whole
+
+PageOutcome = Literal["stored", "present", "in_progress", "no_room"]
+_OUTCOMES: tuple[PageOutcome, ...] = get_args(PageOutcome)
+_CREATE = ("auto", "never", "always")
+_FAR = (1 << 62) - 1
+
+
+class PendingPages(Pending):
+    """Pages under way. ``result()`` returns a list with an entry for each page; it raises for none of them."""
+
+    __slots__ = ("_outcomes", "_words")
+
+    def __init__(
+        self, operation: _native.Operation, outcomes: _native.PageOutcomes, words: tuple[PageOutcome, ...] | None
+    ) -> None:
+        super().__init__(operation, None)
+        self._outcomes, self._words = outcomes, words
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """Waits ``timeout`` seconds at most, None as long as it may take, and returns the outcome of each page."""
+        super().result(timeout)
+        words = self._words
+        return [words[one] if words and isinstance(one, int) else one for one in self._outcomes.all()]
+
+
+class PagePins(OneProcess):
+    """Pages that stay where they are until :meth:`release`, or until this object is dropped. A context manager."""
+
+    __slots__ = ("_native", "__weakref__")
+
+    def __init__(self, native: _native.PagePins) -> None:
+        self._native = native
+
+    def __len__(self) -> int:
+        """How many of the keys were found, from the first on."""
+        return self._native.count
+
+    def release(self) -> None:
+        """Lets them make room for others. A second call does nothing."""
+        self._native.release()
+
+    def __enter__(self) -> PagePins:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class PageStore(Held):
+    """Pages of keys and values by key, in an area of a store. What was stored is found again by the next process.
+
+    ``page_bytes``: the longest page. ``offset``, ``nbytes``: the area, from a multiple of 4,096 on; None: to the end of the
+    store. Ranks that share a drive take an area each. ``model``, ``revision``, ``dtype``, ``layout``, ``block_tokens``,
+    ``parallel_rank``, ``group``, ``hash_algorithm``, ``seed``: what pages depend on besides the tokens; they are in every
+    key, and an area that was made for others is not read.
+
+    ``create``: ``"auto"`` makes an empty store where the area is blank, or holds a store of another model or size, or a
+    damaged one (:attr:`formatted` says why); ``"never"`` raises then; ``"always"`` begins anew. Data that are no page store
+    are never overwritten by ``"auto"``. Only the process that opened an area last may change it.
+
+    Pages are memory of the host: contiguous, of any dtype. Any thread may call. Closing the store closes this.
+
+    Raises :class:`Usage` for sizes that cannot be, and :class:`NvmeGpuError` with the code ``mismatch`` for an area that
+    holds something else.
+    """
+
+    __slots__ = ("_store", "_native", "__weakref__")
+
+    def __init__(
+        self,
+        store: Store,
+        offset: int = 0,
+        nbytes: int | None = None,
+        *,
+        page_bytes: int,
+        model: str,
+        revision: str = "",
+        dtype: str = "",
+        layout: str = "",
+        block_tokens: int = 0,
+        parallel_rank: str = "",
+        group: int = 0,
+        hash_algorithm: str = "",
+        seed: str = "",
+        create: Literal["auto", "never", "always"] = "auto",
+    ) -> None:
+        if not isinstance(store, Store):
+            raise TypeError(f"store is of the type {type(store).__name__}: use nvme_gpu.open")
+        texts = (model, revision, dtype, layout, parallel_rank, hash_algorithm, seed)
+        for name, text in zip(("model", "revision", "dtype", "layout", "parallel_rank", "hash_algorithm", "seed"), texts):
+            if not isinstance(text, str):
+                raise TypeError(f"{name} is of the type {type(text).__name__}: pass text")
+        if create not in _CREATE:
+            raise Usage(f"create is {in_short(create)!r}", "use 'auto', 'never' or 'always'")
+        area = (
+            _whole("offset", offset, 0, _FAR),
+            None if nbytes is None else _whole("nbytes", nbytes, 0, _FAR),
+            _whole("page_bytes", page_bytes, 1, 1 << 30),
+        )
+        numbers = (_whole("block_tokens", block_tokens, 0, 0xFFFF_FFFF), _whole("group", group, 0, 0xFFFF_FFFF))
+        self._store = store
+        self._native = _native.PageStore(store._native, area, texts, numbers, create)
+
+    @property
+    def store(self) -> Store:
+        """The store on which it lies."""
+        return self._store
+
+    @property
+    def formatted(self) -> str | None:
+        """Why the area was made anew when it was opened; None where its pages were kept."""
+        return self._native.formatted
+
+    @property
+    def page_bytes(self) -> int:
+        """The longest page, in bytes."""
+        return self._native.sizes[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the journal and the pages take of the area."""
+        return self._native.sizes[0]
+
+    def keys(self, block_hashes: Iterable[bytes], part: int = 0) -> list[bytes]:
+        """The keys of part ``part``, as the number of a layer, of the blocks that the engine knows by ``block_hashes``."""
+        return self._native.keys([_bytes(one) for one in block_hashes], _whole("part", part, 0, 0xFFFF_FFFF))
+
+    def contains(self, keys: Iterable[bytes]) -> list[bool]:
+        """For each key whether its page is found. Loading it may still show that it is lost."""
+        return self._native.contains([_bytes(key) for key in keys])
+
+    def lengths(self, keys: Iterable[bytes]) -> list[int | None]:
+        """For each key the length of its page in bytes; None where it is not found."""
+        return self._native.lengths([_bytes(key) for key in keys])
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Counts the pages that are there as used: the last of ``keys`` makes room before the first."""
+        self._native.touch([_bytes(key) for key in keys])
+
+    def pin_prefix(self, keys: Iterable[bytes]) -> PagePins:
+        """Pins the pages of the first keys, up to the first key without a page: none of them makes room for others."""
+        return PagePins(self._native.pin_prefix([_bytes(key) for key in keys]))
+
+    def store_async(self, keys: Sequence[bytes], pages: Sequence[Any]) -> PendingPages:
+        """Starts to store ``pages``; the result has an entry for each: ``"stored"``, found from now on, also after a power
+        cut; ``"present"``, a page of this key was there; ``"in_progress"``, another call is storing this key; ``"no_room"``,
+        all other pages are in use; or the :class:`NvmeGpuError` for which it was not stored."""
+        operation, outcomes = self._native.store(*self._pairs(keys, pages, False))
+        return PendingPages(operation, outcomes, _OUTCOMES)
+
+    def load_async(self, keys: Sequence[bytes], pages: Sequence[Any]) -> PendingPages:
+        """Starts to fill ``pages``; the result has an entry for each: its length in bytes, or the :class:`NvmeGpuError`, a
+        :class:`PageMiss` where the page should be computed. A page that was not loaded is zero."""
+        operation, outcomes = self._native.load(*self._pairs(keys, pages, True))
+        return PendingPages(operation, outcomes, None)
+
+    def put(self, keys: Sequence[bytes], pages: Sequence[Any]) -> list[PageOutcome | NvmeGpuError]:
+        """Stores ``pages``, as :meth:`store_async`, and returns the outcome of each."""
+        return self.store_async(keys, pages).result()
+
+    def get(self, keys: Sequence[bytes], pages: Sequence[Any]) -> list[int | NvmeGpuError]:
+        """Fills ``pages``, as :meth:`load_async`, and returns the length of each, or the error."""
+        return self.load_async(keys, pages).result()
+
+    def remove(self, keys: Iterable[bytes]) -> int:
+        """Removes pages, durably, and returns how many there were."""
+        return self._native.remove([_bytes(key) for key in keys])
+
+    def clear(self) -> None:
+        """Removes all pages, durably."""
+        self._native.clear()
+
+    def checkpoint(self) -> None:
+        """Writes what the next opening reads first. It is never needed; before the end of a process it saves time."""
+        self._native.checkpoint()
+
+    def stats(self) -> dict[str, int]:
+        """Counts since it was opened: ``pages`` found now, of ``capacity``; ``loaded``, ``missed``, ``stored``, ``evicted``;
+        ``lost``: dropped because the drive did not hold what was stored; ``failed``: not stored, since the drive failed;
+        ``checkpoints``; and what opening found: ``recovered_pages``, ``recovered_log_blocks``, ``damaged_checkpoints``,
+        ``damaged_log_blocks``."""
+        found: dict[str, int] = json.loads(self._native.stats())
+        return found
+
+    def __len__(self) -> int:
+        """Pages that are found."""
+        return self.stats()["pages"]
+
+    def _pairs(
+        self, keys: Sequence[bytes], pages: Sequence[Any], writable: bool
+    ) -> tuple[list[bytes], list[_native.View]]:
+        if len(keys) != len(pages):
+            raise Usage(f"{len(keys)} keys do not match {len(pages)} pages", "pass one page for each key")
+        views = [_buffers.view(page, "a page", writable=writable) for page in pages]
+        return [_bytes(key) for key in keys], views
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise TypeError(f"a key is of the type {type(value).__name__}: pass bytes")
+    return bytes(value)
+
+
+__all__ = ["PageMiss", "PageOutcome", "PagePins", "PageStore", "PendingPages"]

@@ -1,0 +1,122 @@
+"""What the engines' options say of the place of the pages, and the page store that they mean."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .._errors import NvmeGpuError, Usage, listed
+from .._pages import PageStore
+from .._store import Store, _whole, open
+
+
+class AreaOptions(NamedTuple):
+    """``device``: as for :func:`nvme_gpu.open`. ``offset``, ``nbytes``: the area of the first rank; rank N has the one that
+    begins N times ``nbytes`` further on. ``revision``: of the model's weights, which engines do not tell. ``create``: as for
+    :class:`PageStore`. The others are those of :func:`nvme_gpu.open`."""
+
+    device: str
+    offset: int = 0
+    nbytes: int | None = None
+    revision: str = ""
+    create: Any = "auto"
+    allow_write: bool = False
+    queues: int = 8
+    depth: int = 64
+    timeout_ms: int = 5000
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], where: str) -> AreaOptions:
+        """Reads the options that the engine's setting ``where`` has.
+
+        Raises :class:`Usage` for one that is not known, and without a device.
+        """
+        unknown = sorted(set(options) - set(cls._fields))
+        if unknown:
+            raise Usage(f"{where} has the unknown option {listed(unknown)}", f"use {', '.join(cls._fields)}")
+        device = options.get("device")
+        if not isinstance(device, str) or not device:
+            raise Usage(f"{where} names no device", 'add "device": "file:PATH", or the name of a drive')
+        return cls(**options)
+
+    def open(self, rank: int, ranks: int, page_bytes: int, **fingerprint: Any) -> PageStore:
+        """The page store of rank ``rank`` of ``ranks`` that share the device. Closing its store closes it."""
+        offset = _whole("offset", self.offset, 0, (1 << 62) - 1)
+        nbytes = None if self.nbytes is None else _whole("nbytes", self.nbytes, 1, (1 << 62) - 1)
+        if ranks > 1 and nbytes is None:
+            raise Usage(f"{ranks} ranks have one device, and nbytes is not set", "set nbytes to the share of one rank")
+        store = open(
+            self.device,
+            allow_write=self.allow_write,
+            queues=self.queues,
+            depth=self.depth,
+            timeout_ms=self.timeout_ms,
+        )
+        texts: dict[str, Any] = {
+            name: _short(value) if isinstance(value, str) else value for name, value in fingerprint.items()
+        }
+        try:
+            return PageStore(
+                store,
+                offset + rank * (nbytes or 0),
+                nbytes,
+                page_bytes=page_bytes,
+                revision=str(self.revision),
+                create=self.create,
+                **texts,
+            )
+        except BaseException:
+            store.close()
+            raise
+
+
+def digest(value: Any) -> str:
+    """A short text that differs where ``value``, of JSON's types, does."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _short(text: str) -> str:
+    """A field of a fingerprint: a long text, as the path of a model, by its begin and its digest."""
+    return text if len(text.encode()) <= 255 else f"{text[:40]}~{digest(text)}"
+
+
+def close(pages: PageStore) -> None:
+    """Closes the page store and its store. A checkpoint before it saves the next opening the log."""
+    store: Store = pages.store
+    try:
+        pages.checkpoint()
+    except NvmeGpuError:
+        # Never needed: what was stored is found without it.
+        pass
+    finally:
+        store.close()
+
+
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "lmcache": "LMCache"}
+"""Packages of engines whose adapters are here, and what people call them."""
+
+
+def engines() -> list[dict[str, str]]:
+    """Which engines are installed, and whether their adapters load, in the form of findings of ``nvme-gpu doctor``. It imports
+    the engines, which takes up to a minute."""
+    installed = importlib.metadata.packages_distributions()
+    findings = []
+    for package, name in ENGINES.items():
+        if package not in installed:
+            continue
+        version = importlib.metadata.version(installed[package][0])
+        finding = {"subject": "key and value caches", "check": f"{name} {version}", "status": "ok", "text": "", "remedy": ""}
+        try:
+            importlib.import_module(f"nvme_gpu.kv.{package}")
+            finding["text"] = f"nvme_gpu.kv.{package} loads"
+        # An engine may raise anything while it is imported.
+        except Exception as error:
+            finding.update(status="warning", text=f"nvme_gpu.kv.{package} does not load: {type(error).__name__}: {error}",
+                           remedy="use a version that docs/guide/kv.md names")  # fmt: skip
+        findings.append(finding)
+    return findings

@@ -1,0 +1,314 @@
+//! Pages of keys and values by key: `nvme_kv` for Python. Reads and writes run on threads of the pool.
+// UNSAFETY: threads of the pool use memory of views by address; the views are kept until they have ended.
+#![allow(unsafe_code)]
+
+use crate::error::ExceptionParts;
+use crate::on_store::OnStore;
+use crate::operation::PyOperation;
+use crate::pool::lock;
+use crate::store::{Open, PyStore};
+use crate::view::{MemoryPiece, PyView};
+use crate::wait;
+use nvme_host::ProcessMark;
+use nvme_kv::{AreaRequest, ModelFingerprint, PageKey, PinnedPages, StoreOutcome};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use serde_json::json;
+use std::sync::{Arc, Mutex};
+
+type Pages = Arc<nvme_kv::PageStore<Open>>;
+/// The texts of a fingerprint, in the order of its fields, without its two numbers.
+type Texts = (String, String, String, String, String, String, String);
+
+impl From<nvme_kv::KvError> for ExceptionParts {
+    fn from(error: nvme_kv::KvError) -> Self {
+        let mut parts = match &error {
+            nvme_kv::KvError::Drive { source, .. } => Self::of(source),
+            other => Self::usage("", other.remedy()),
+        };
+        parts.code = error.code();
+        parts.cause = error.to_string();
+        parts
+    }
+}
+
+fn keys_of(keys: &[Vec<u8>]) -> Result<Vec<PageKey>, ExceptionParts> {
+    let one = |key: &Vec<u8>| {
+        let bytes = key.as_slice().try_into().map_err(|_| {
+            let cause = format!("a key has {} bytes, not {}", key.len(), PageKey::BYTES);
+            ExceptionParts::usage(cause, "pass keys that PageStore.keys made")
+        })?;
+        Ok(PageKey::of_bytes(bytes))
+    };
+    keys.iter().map(one).collect()
+}
+
+/// The outcome of each page of an operation: a number, or the error.
+#[pyclass(frozen, module = "nvme_gpu._native", name = "PageOutcomes")]
+pub struct PyPageOutcomes(Arc<Mutex<Vec<Result<usize, ExceptionParts>>>>);
+
+#[pymethods]
+impl PyPageOutcomes {
+    /// Returns, for each page, its number or the exception; nothing before the operation has ended.
+    fn all(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        let outcomes = lock(&self.0).clone();
+        let one = |outcome| match outcome {
+            Ok(number) => Ok(usize::into_pyobject(number, py)?.into_any().unbind()),
+            Err(parts) => Ok(ExceptionParts::raise(parts, py).into_value(py).into_any()),
+        };
+        outcomes.into_iter().map(one).collect()
+    }
+}
+
+/// Pages that stay in their places.
+#[pyclass(frozen, module = "nvme_gpu._native", name = "PagePins")]
+pub struct PyPagePins {
+    process: ProcessMark,
+    count: usize,
+    pins: Mutex<Option<PinnedPages<Pages, Open>>>,
+}
+
+#[pymethods]
+impl PyPagePins {
+    #[getter]
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn release(&self) {
+        let pins = lock(&self.pins).take();
+        wait::drop_elsewhere(self.process, pins);
+    }
+}
+
+impl Drop for PyPagePins {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+/// An area of pages on a store.
+#[pyclass(frozen, module = "nvme_gpu._native", name = "PageStore")]
+pub struct PyPageStore {
+    pages: OnStore<Pages>,
+    formatted: Option<String>,
+}
+
+#[pymethods]
+impl PyPageStore {
+    /// Opens the area of `bytes` bytes from byte `offset` on, for pages of up to `page_bytes` bytes. `create` is
+    /// "auto", "never" or "always".
+    #[new]
+    fn new(
+        py: Python<'_>,
+        store: &PyStore,
+        area: (u64, Option<u64>, u32),
+        texts: Texts,
+        numbers: (u32, u32),
+        create: String,
+    ) -> PyResult<Self> {
+        let open = store.get()?;
+        let ((offset, bytes, page_bytes), (block_tokens, group)) = (area, numbers);
+        let (model, revision, dtype, layout, parallel_rank, hash_algorithm, seed) = texts;
+        let request = AreaRequest {
+            offset,
+            bytes: bytes.unwrap_or_else(|| open.len().saturating_sub(offset)),
+            page_bytes,
+            fingerprint: ModelFingerprint {
+                model,
+                revision,
+                dtype,
+                layout,
+                block_tokens,
+                parallel_rank,
+                group,
+                hash_algorithm,
+                seed,
+            },
+        };
+        let (pages, formatted) = wait::of(py, move || match create.as_str() {
+            "never" => Ok((nvme_kv::PageStore::open(open, &request)?, None)),
+            "always" => {
+                let cause = "create is 'always'".to_owned();
+                Ok((nvme_kv::PageStore::format(open, &request)?, Some(cause)))
+            }
+            _ => {
+                let (pages, cause) = nvme_kv::PageStore::open_or_format(open, &request)?;
+                Ok((pages, cause.map(|cause| cause.to_string())))
+            }
+        })?;
+        Ok(Self {
+            pages: OnStore::new(store, "page store", Arc::new(pages)),
+            formatted,
+        })
+    }
+
+    fn close(&self) {
+        self.pages.close();
+    }
+
+    /// Returns why the area was formatted when it was opened; None if it was not.
+    #[getter]
+    fn formatted(&self) -> Option<&str> {
+        self.formatted.as_deref()
+    }
+
+    /// Returns the keys of part `part` of the blocks that the caller knows by `hashes`.
+    fn keys(&self, hashes: Vec<Vec<u8>>, part: u32) -> PyResult<Vec<Vec<u8>>> {
+        let pages = self.pages.get()?;
+        let key = |hash: &Vec<u8>| pages.key(hash, part).as_bytes().to_vec();
+        Ok(hashes.iter().map(key).collect())
+    }
+
+    fn contains(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<Vec<bool>> {
+        let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
+        Ok(py.detach(|| keys.iter().map(|key| pages.contains(key)).collect()))
+    }
+
+    fn lengths(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<Vec<Option<u32>>> {
+        let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
+        Ok(py.detach(|| keys.iter().map(|key| pages.length(key)).collect()))
+    }
+
+    fn touch(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<()> {
+        let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
+        py.detach(|| pages.touch(&keys));
+        Ok(())
+    }
+
+    fn pin_prefix(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<PyPagePins> {
+        let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
+        let pins = py.detach(|| PinnedPages::of_prefix(pages, &keys));
+        Ok(PyPagePins {
+            process: ProcessMark::here(),
+            count: pins.len(),
+            pins: Mutex::new(Some(pins)),
+        })
+    }
+
+    /// Stores the page of each key; numbers are those of [`OUTCOMES`].
+    fn store(
+        &self,
+        keys: Vec<Vec<u8>>,
+        views: Vec<Py<PyView>>,
+    ) -> PyResult<(PyOperation, PyPageOutcomes)> {
+        let (pages, keys, pieces) = self.given(&keys, &views, false)?;
+        start(views, move || {
+            // SAFETY: the views are kept until this ended.
+            let payloads = pieces.iter().map(|piece| unsafe { piece.slice() });
+            let given: Vec<_> = keys.iter().copied().zip(payloads).collect();
+            let stored = pages.store_all(&given).into_iter();
+            let one = |outcome: nvme_kv::Result<StoreOutcome>| Ok(number_of(outcome?));
+            stored.map(one).collect()
+        })
+    }
+
+    /// Loads the page of each key; numbers are lengths in bytes.
+    fn load(
+        &self,
+        keys: Vec<Vec<u8>>,
+        views: Vec<Py<PyView>>,
+    ) -> PyResult<(PyOperation, PyPageOutcomes)> {
+        let (pages, keys, pieces) = self.given(&keys, &views, true)?;
+        // A piece without bytes between two others would hide that those overlap.
+        let mut sorted: Vec<_> = pieces.iter().filter(|piece| piece.bytes > 0).collect();
+        sorted.sort_by_key(|piece| piece.address);
+        if sorted.windows(2).any(|two| two[0].overlaps(*two[1])) {
+            let cause = "two buffers of one load share memory";
+            return Err(
+                ExceptionParts::usage(cause, "pass a buffer of its own for each page").into(),
+            );
+        }
+        start(views, move || {
+            // SAFETY: the views are kept until this ended, and share no byte.
+            let buffers = pieces.iter().map(|piece| unsafe { piece.slice_mut() });
+            let mut given: Vec<_> = keys.iter().copied().zip(buffers).collect();
+            let loaded = pages.load_all(&mut given).into_iter();
+            loaded.map(|length| Ok(length?)).collect()
+        })
+    }
+
+    fn remove(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<usize> {
+        let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
+        wait::of(py, move || Ok(pages.remove(&keys)?))
+    }
+
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        let pages = self.pages.get()?;
+        wait::of(py, move || Ok(pages.clear()?))
+    }
+
+    fn checkpoint(&self, py: Python<'_>) -> PyResult<()> {
+        let pages = self.pages.get()?;
+        wait::of(py, move || Ok(pages.checkpoint()?))
+    }
+
+    /// Returns the counts, and what opening found, as JSON.
+    fn stats(&self, py: Python<'_>) -> PyResult<String> {
+        let pages = self.pages.get()?;
+        let (stats, found) = py.detach(|| (pages.stats(), pages.recovery()));
+        let counts = json!({
+            "pages": stats.pages,
+            "capacity": stats.slots,
+            "loaded": stats.loaded,
+            "missed": stats.missed,
+            "stored": stats.stored,
+            "evicted": stats.evicted,
+            "lost": stats.lost,
+            "failed": stats.failed,
+            "checkpoints": stats.checkpoints,
+            "recovered_pages": found.pages,
+            "recovered_log_blocks": found.log_blocks,
+            "damaged_checkpoints": u64::from(found.fell_back),
+            "damaged_log_blocks": found.lost_blocks,
+        });
+        Ok(counts.to_string())
+    }
+
+    /// Returns the bytes of the area that its journal and its pages take, and the most bytes of a page.
+    #[getter]
+    fn sizes(&self) -> PyResult<(u64, u32)> {
+        let layout = self.pages.get()?.layout();
+        Ok((layout.end(), layout.page_bytes))
+    }
+}
+
+impl PyPageStore {
+    fn given(
+        &self,
+        keys: &[Vec<u8>],
+        views: &[Py<PyView>],
+        is_written: bool,
+    ) -> PyResult<(Pages, Vec<PageKey>, Vec<MemoryPiece>)> {
+        if keys.len() != views.len() {
+            let cause = format!("{} keys do not match {} buffers", keys.len(), views.len());
+            return Err(PyValueError::new_err(cause));
+        }
+        let piece = |view: &Py<PyView>| view.get().of_host("a page", is_written);
+        let pieces = views.iter().map(piece).collect::<Result<_, _>>()?;
+        Ok((self.pages.get()?, keys_of(keys)?, pieces))
+    }
+}
+
+/// Runs `work` on a thread of the pool, which keeps `views` until it ended.
+fn start(
+    views: Vec<Py<PyView>>,
+    work: impl FnOnce() -> Vec<Result<usize, ExceptionParts>> + Send + 'static,
+) -> PyResult<(PyOperation, PyPageOutcomes)> {
+    let outcomes = Arc::new(Mutex::new(Vec::new()));
+    let of_work = Arc::clone(&outcomes);
+    let operation = PyOperation::start(views, move || {
+        *lock(&of_work) = work();
+        Ok(())
+    })?;
+    Ok((operation, PyPageOutcomes(outcomes)))
+}
+
+fn number_of(outcome: StoreOutcome) -> usize {
+    match outcome {
+        StoreOutcome::Stored => 0,
+        StoreOutcome::Present => 1,
+        StoreOutcome::InProgress => 2,
+        StoreOutcome::NoRoom => 3,
+    }
+}

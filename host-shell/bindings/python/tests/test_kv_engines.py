@@ -1,0 +1,491 @@
+"""The adapters of nvme_gpu.kv over stand-ins of the engines' modules; engines/kv_*_on_cpu.py have the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import importlib
+import math
+import sys
+import threading
+import types
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import nvme_gpu
+
+CHUNK = 16_384
+
+
+def modules(monkeypatch, names: dict[str, dict[str, Any]]):
+    """Puts modules with these names in place of those that are installed, their packages too."""
+    for name, members in names.items():
+        parts = name.split(".")
+        for end in range(1, len(parts)):
+            package = ".".join(parts[:end])
+            if package not in names:
+                monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
+        module = types.ModuleType(name)
+        module.__dict__.update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def adapter(name):
+    sys.modules.pop(f"nvme_gpu.kv.{name}", None)
+    return importlib.import_module(f"nvme_gpu.kv.{name}")
+
+
+@pytest.fixture
+def device(tmp_path):
+    path = tmp_path / "pages"
+    with path.open("wb") as file:
+        file.truncate(4 << 20)
+    return f"file:{path}"
+
+
+# ---- vLLM
+
+
+class LookupResult(enum.Enum):
+    MISS, HIT, HIT_PENDING, RETRY = range(4)
+
+
+class Medium(enum.Enum):
+    CPU, STORAGE = "CPU", "STORAGE"
+
+
+class Locality(enum.Enum):
+    LOCAL, REMOTE = "LOCAL", "REMOTE"
+
+
+@dataclass
+class OffloadingEvent:
+    keys: list[bytes]
+    medium: Any
+    removed: bool
+    locality: Any = None
+
+
+@dataclass
+class JobResult:
+    job_id: int
+    success: bool
+    successful_keys: Any = None
+    transfer_time: float | None = None
+    transfer_bytes: int | None = None
+
+
+class SecondaryTierManager:
+    def __init__(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector=None):
+        self.block_size_bytes, self.tier_type = primary_kv_view.strides[0], tier_type
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    base = {"Locality": Locality, "LookupResult": LookupResult, "Medium": Medium, "OffloadingEvent": OffloadingEvent,
+            "RequestOffloadingContext": SimpleNamespace}  # fmt: skip
+    tier = {"JobResult": JobResult, "SecondaryTierManager": SecondaryTierManager}
+    modules(monkeypatch, {"vllm": {"__version__": "0.32.0"}, "vllm.v1.kv_offload.base": base,
+                          "vllm.v1.kv_offload.tiering.base": tier})  # fmt: skip
+    return adapter("vllm")
+
+
+def spec(replica=0, replicas=1, version=16, **parallel):
+    sizes = {"tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1, "is_parallelism_agnostic": False, **parallel}
+    config = SimpleNamespace(
+        parallel=SimpleNamespace(data_parallel_index=replica, data_parallel_size=replicas, **sizes),
+        replicated_layout=False,
+        canonical_layout=False,
+        kv_cache_layout="NHD",
+        groups=[SimpleNamespace(tokens_per_block=version, layer_names=("0", "1"))],
+        model=SimpleNamespace(name="meta/" + "long" * 80, dtype="bfloat16"),
+        cache=SimpleNamespace(tokens_per_hash=16),
+    )
+    events = SimpleNamespace(enable_kv_cache_events=True)
+    return SimpleNamespace(config=config, blocks_per_chunk=2, kv_events_config=events)
+
+
+def view(chunks=8):
+    memory = bytearray(chunks * CHUNK)
+    for number in range(chunks):
+        memory[number * CHUNK : (number + 1) * CHUNK] = bytes([number + 1]) * CHUNK
+    return memory, memoryview(memory).cast("B", (chunks, CHUNK))
+
+
+def job(number, keys, chunks):
+    return SimpleNamespace(job_id=number, keys=keys, chunk_ids=chunks)
+
+
+def ended(tier):
+    tier.drain_jobs()
+    assert all(one.pending.done() for one in tier._jobs.values())
+    return list(tier.get_finished_jobs())
+
+
+def test_chunks_of_vllm_are_found_after_a_restart(vllm, device):
+    memory, chunks = view()
+    tier = vllm.NvmeTier(spec(), chunks, "nvme", locality="LOCAL", enable_kv_events=True, device=device, allow_write=True)
+    keys = [b"hash %d" % number + bytes(4) for number in range(4)]
+    assert tier.lookup(keys[0], None) is LookupResult.MISS and not tier.has_pending_work()
+    tier.submit_store(job(1, keys[:3], [0, 1, 2]))
+    assert tier.has_pending_work()
+    (done,) = ended(tier)
+    assert (done.job_id, done.success, done.transfer_bytes, done.successful_keys) == (1, True, 3 * CHUNK, None)
+    assert list(tier.take_events()) == [OffloadingEvent(keys[:3], Medium.STORAGE, False, Locality.LOCAL)]
+    assert not list(tier.take_events()) and not tier.has_pending_work()
+    tier.touch(keys[:1], None)
+    assert isinstance(tier.on_new_request(None), SimpleNamespace)
+    tier.shutdown()
+    tier = vllm.NvmeTier(spec(), chunks, "nvme", device=device, allow_write=True)
+    assert [tier.lookup(key, None) for key in keys] == [LookupResult.HIT] * 3 + [LookupResult.MISS]
+    tier.submit_load(job(2, keys[:2], [6, 7]))
+    tier.submit_load(job(3, keys[2:], [4, 5]))
+    whole, partly = sorted(ended(tier), key=lambda one: one.job_id)
+    assert whole.success and whole.successful_keys == (keys[0], keys[1]) and whole.transfer_time > 0
+    assert not partly.success and partly.successful_keys == (keys[2],) and partly.transfer_bytes == CHUNK
+    assert [memory[number * CHUNK] for number in range(8)] == [1, 2, 3, 4, 3, 0, 1, 2]
+    tier.shutdown()
+
+
+def test_another_layout_of_vllm_finds_nothing(vllm, device):
+    _, chunks = view()
+    for changed in ({"tp_size": 2}, {"version": 32}, {"is_parallelism_agnostic": True}):
+        tier = vllm.NvmeTier(spec(), chunks, "nvme", device=device, allow_write=True)
+        tier.submit_store(job(1, [b"key"], [0]))
+        assert ended(tier)[0].success
+        tier.shutdown()
+        with pytest.raises(nvme_gpu.NvmeGpuError) as refused:
+            vllm.NvmeTier(spec(**changed), chunks, "nvme", device=device, allow_write=True, create="never")
+        assert refused.value.code == "mismatch"
+        tier = vllm.NvmeTier(spec(**changed), chunks, "nvme", device=device, allow_write=True)
+        assert tier.lookup(b"key", None) is LookupResult.MISS
+        tier.shutdown()
+
+
+def test_replicas_of_vllm_have_areas_of_their_own(vllm, device):
+    _, chunks = view()
+    with pytest.raises(nvme_gpu.Usage, match="nbytes"):
+        vllm.NvmeTier(spec(0, 2), chunks, "nvme", device=device, allow_write=True)
+    tiers = [vllm.NvmeTier(spec(replica, 2), chunks, "nvme", device=device, nbytes=1 << 20, allow_write=True) for replica in (0, 1)]
+    tiers[1].submit_store(job(1, [b"key"], [0]))
+    assert ended(tiers[1])[0].success
+    assert [tier.lookup(b"key", None) for tier in tiers] == [LookupResult.MISS, LookupResult.HIT]
+    for tier in tiers:
+        tier.shutdown()
+
+
+def test_a_drive_that_fails_makes_misses_in_vllm(vllm):
+    _, chunks = view()
+    device = "sim:mem?size=4MiB&fault=status:0x281@op=read,nth=100-100000"
+    tier = vllm.NvmeTier(spec(), chunks, "nvme", device=device)
+    keys = [b"key %d" % number for number in range(60)]
+    for number, key in enumerate(keys):
+        tier.submit_store(job(number, [key], [number % 8]))
+    assert all(one.success for one in ended(tier))
+    for number, key in enumerate(keys * 2):
+        tier.submit_load(job(number, [key], [number % 8]))
+        (done,) = ended(tier)
+        # A failed key is not asked for again and again.
+        assert done.success == (tier.lookup(key, None) is LookupResult.HIT)
+        assert done.success or done.successful_keys is None
+    assert tier.lookup(keys[-1], None) is LookupResult.MISS
+    tier.shutdown()
+
+
+def test_options_of_vllm_that_cannot_be(vllm, device):
+    _, chunks = view()
+    for wrong, word in (({"devise": 1}, "devise"), ({"device": ""}, "device"), ({"device": 7}, "device"),
+                        ({"offset": 4095}, "4096|4,096"), ({"nbytes": 4096}, "room"), ({"create": "no"}, "create")):  # fmt: skip
+        with pytest.raises(nvme_gpu.Usage, match=word):
+            vllm.NvmeTier(spec(), chunks, "nvme", **{"device": device, "allow_write": True, **wrong})
+    with pytest.raises(ValueError):
+        vllm.NvmeTier(spec(), chunks, "nvme", locality="near", device=device, allow_write=True)
+
+
+# ---- SGLang
+
+
+class PoolName(str, enum.Enum):
+    KV, MAMBA = "kv", "mamba"
+
+    def __str__(self):
+        return self.value
+
+
+class PoolHitPolicy(str, enum.Enum):
+    ALL_PAGES, TRAILING_PAGES, BLOCK_GROUPS = "all_pages", "trailing_pages", "block_groups"
+
+
+@dataclass
+class PoolTransferResult:
+    kv_hit_pages: int
+    extra_pool_hit_pages: dict[Any, int]
+    restorable_prefix_pages: Any = None
+
+
+class HostPool:
+    """As far as the adapter uses SGLang's."""
+
+    page_size, layout = 2, "page_first"
+
+    def __init__(self, np, pages, elements):
+        torch = pytest.importorskip("torch")
+        self.torch, self.dtype = torch, torch.float32
+        self.memory = torch.rand(pages, elements)
+
+    def get_dummy_flat_data_page(self):
+        return self.torch.zeros(self.memory.shape[1])
+
+    def get_data_page(self, index, flat=True):
+        return self.memory[index // self.page_size]
+
+    def set_from_flat_data_page(self, index, page):
+        self.memory[index // self.page_size] = page
+
+
+@pytest.fixture
+def sglang(monkeypatch):
+    pytest.importorskip("torch")
+    members = {"HiCacheStorage": object, "PoolHitPolicy": PoolHitPolicy, "PoolName": PoolName, "PoolTransferResult": PoolTransferResult}
+    modules(monkeypatch, {"sglang.srt.mem_cache.hicache_storage": members})
+    return adapter("sglang")
+
+
+def hicache(sglang, device, pools, tp=(0, 1), mla=False, **options):
+    config = SimpleNamespace(
+        tp_rank=tp[0], tp_size=tp[1], pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, dp_rank=0, is_mla_model=mla,
+        is_page_first_layout=True, model_name="model",
+        extra_config={"backend_name": "nvme_gpu", "interface_v1": 0, "device": device, "allow_write": True, **options},
+    )  # fmt: skip
+    storage = sglang.NvmeStorage(config, {})
+    storage.register_mem_pool_host(pools[0])
+    for name, pool in zip(PoolName, pools):
+        storage.register_mem_host_pool_v2(pool, name)
+    storage.on_host_pools_registered()
+    return storage
+
+
+def transfer(name, keys, places=None, policy=PoolHitPolicy.ALL_PAGES):
+    return SimpleNamespace(name=name, keys=keys, host_indices=places, hit_policy=policy)
+
+
+def test_pages_of_sglang_are_found_after_a_restart(sglang, device):
+    import torch
+
+    pools = HostPool(None, 10, 1024), HostPool(None, 10, 100)
+    keys = [f"hash {number}" for number in range(8)]
+    storage = hicache(sglang, device, pools)
+    assert storage.batch_exists(keys) == 0 and storage.get_stats() is None
+    assert storage.batch_set(keys[:5], [pools[0].get_data_page(2 * number) for number in range(5)])
+    assert storage.set(keys[0], pools[0].get_data_page(0)) and storage.exists(keys[0]) and not storage.exists(keys[5])
+    places = torch.tensor([4, 5, 6, 7])
+    assert storage.batch_set_v2([transfer(PoolName.MAMBA, keys[2:4], places)]) == {PoolName.MAMBA: [True, True]}
+    storage.close()
+    storage = hicache(sglang, device, pools)
+    pages = storage.batch_get(keys[:6], [pools[0].get_dummy_flat_data_page() for _ in range(6)])
+    assert pages[5] is None and all(torch.equal(page, pools[0].memory[number]) for number, page in enumerate(pages[:5]))
+    assert torch.equal(storage.get(keys[1], pools[0].get_dummy_flat_data_page()), pools[0].memory[1])
+    found = storage.batch_exists_v2(keys)
+    assert (found.kv_hit_pages, found.extra_pool_hit_pages, found.restorable_prefix_pages) == (5, {PoolName.KV: 5}, [1, 2, 3, 4, 5])
+    trailing = PoolHitPolicy.TRAILING_PAGES
+    found = storage.batch_exists_v2(keys, [transfer(PoolName.MAMBA, keys[:1], policy=trailing)])
+    assert found == PoolTransferResult(4, {PoolName.KV: 5, PoolName.MAMBA: 4}, [3, 4])
+    found = storage.batch_exists_v2(keys, [transfer(PoolName.MAMBA, keys[:2], policy=trailing)])
+    assert found == PoolTransferResult(4, {PoolName.KV: 5, PoolName.MAMBA: 4}, [4])
+    found = storage.batch_exists_v2(keys, [transfer(PoolName.MAMBA, keys)])
+    assert found == PoolTransferResult(0, {PoolName.KV: 5}, [])
+    with pytest.raises(nvme_gpu.Usage, match="BLOCK_GROUPS"):
+        storage.batch_exists_v2(keys, [transfer(PoolName.MAMBA, keys, policy=PoolHitPolicy.BLOCK_GROUPS)])
+    before = pools[1].memory.clone()
+    pools[1].memory[2] = 0
+    loaded = storage.batch_get_v2([transfer(PoolName.MAMBA, keys[2:5], torch.tensor([4, 5, 6, 7, 8, 9]))])
+    assert loaded == {PoolName.MAMBA: [True, True, False]} and torch.equal(pools[1].memory, before)
+    wrong = [transfer(PoolName.MAMBA, keys[:1], places), transfer(PoolName.KV, keys[:1])]
+    assert storage.batch_get_v2(wrong) == {PoolName.MAMBA: [False], PoolName.KV: [False]}
+    assert storage.batch_set_v2([transfer(PoolName.MAMBA, [], places[:0])]) == {PoolName.MAMBA: []}
+    with pytest.raises(nvme_gpu.Usage, match="target"):
+        storage.batch_get(keys[:2], [])
+    assert storage.clear() and storage.batch_exists(keys) == 0
+    storage.close()
+    storage.close()
+
+
+def test_ranks_of_sglang(sglang, device):
+    pools = HostPool(None, 2, 1024), HostPool(None, 2, 100)
+    with pytest.raises(nvme_gpu.Usage, match="replicate"):
+        hicache(sglang, device, pools, tp=(0, 2), mla=True)
+    with pytest.raises(nvme_gpu.Usage, match="nbytes"):
+        hicache(sglang, device, pools, tp=(1, 2))
+    with pytest.raises(nvme_gpu.Usage, match="devise"):
+        hicache(sglang, device, pools, devise="")
+    ranks = [hicache(sglang, device, pools, tp=(rank, 2), nbytes=1 << 20) for rank in (0, 1)]
+    assert ranks[1].set("key", pools[0].get_data_page(0))
+    assert [rank.exists("key") for rank in ranks] == [False, True]
+    with pytest.raises(nvme_gpu.Usage, match="attach"):
+        ranks[0].register_mem_host_pool_v2(HostPool(None, 1, 4096), "late")
+    for rank in ranks:
+        rank.close()
+
+
+def test_a_drive_that_fails_makes_misses_in_sglang(sglang, caplog):
+    pools = HostPool(None, 2, 1024), HostPool(None, 2, 100)
+    storage = hicache(sglang, "sim:mem?size=4MiB&fault=status:0x281@op=read,nth=40-100000", pools)
+    assert storage.set("key", pools[0].get_data_page(0))
+    results = {storage.get("key", pools[0].get_dummy_flat_data_page()) is None for _ in range(50)}
+    assert True in results and "were not loaded" in caplog.text
+    storage.close()
+
+
+# ---- LMCache
+
+
+@dataclass(frozen=True)
+class Key:
+    number: int
+
+    def to_string(self):
+        return f"model@1@0@{self.number:x}@bfloat16"
+
+
+class Shape(tuple):
+    def numel(self):
+        return math.prod(self)
+
+
+@dataclass
+class MemoryObject:
+    """As far as the adapter uses LMCache's."""
+
+    byte_array: memoryview
+    shape: Any = None
+    references: int = 1
+
+    def ref_count_up(self):
+        self.references += 1
+
+    def ref_count_down(self):
+        self.references -= 1
+
+
+@dataclass
+class Cpu:
+    made: list[MemoryObject] = field(default_factory=list)
+
+    def allocate(self, shapes, dtypes, form, busy_loop):
+        assert form == "KV_2LTD"
+        size = sum(shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes))
+        self.made.append(MemoryObject(memoryview(bytearray(size)), shapes))
+        return self.made[-1]
+
+
+METADATA = SimpleNamespace(
+    get_shapes=lambda tokens=16: [Shape((2, 4, tokens, 32))], get_dtypes=lambda: [SimpleNamespace(itemsize=2)],
+    kv_dtype="bfloat16", use_mla=False, model_name="model", worker_id=0, world_size=1, chunk_size=16,
+)  # fmt: skip
+TOKEN = 2 * 4 * 32 * 2
+
+
+@pytest.fixture
+def loop():
+    made = asyncio.new_event_loop()
+    thread = threading.Thread(target=made.run_forever, daemon=True)
+    thread.start()
+    yield made
+    made.call_soon_threadsafe(made.stop)
+    thread.join(60)
+    made.close()
+
+
+@pytest.fixture
+def lmcache(monkeypatch):
+    class Plugin:
+        def __init__(self, dst_device, config, metadata, local_cpu_backend, loop):
+            self.config, self.metadata, self.local_cpu_backend, self.loop = config, metadata, local_cpu_backend, loop
+
+    form = SimpleNamespace(KV_2LTD="KV_2LTD", KV_MLA_FMT="KV_MLA_FMT")
+    modules(monkeypatch, {"lmcache.v1.memory_management": {"MemoryFormat": form},
+                          "lmcache.v1.storage_backend.abstract_backend": {"StoragePluginInterface": Plugin}})  # fmt: skip
+    return adapter("lmcache")
+
+
+def plugin(lmcache, device, loop, metadata=METADATA, layerwise=False, **options):
+    extra = {"nvme_gpu.device": device, "nvme_gpu.allow_write": True, "storage_plugin.nvme.class_name": "NvmeBackend",
+             **{f"nvme_gpu.{name}": value for name, value in options.items()}}  # fmt: skip
+    config = SimpleNamespace(use_layerwise=layerwise, extra_config=extra)
+    return lmcache.NvmeBackend("cpu", config, metadata, Cpu(), loop)
+
+
+def chunk(number, tokens=16):
+    return MemoryObject(memoryview(bytes([number + 1]) * (TOKEN * tokens)))
+
+
+def test_chunks_of_lmcache_are_found_after_a_restart(lmcache, device, loop):
+    keys, chunks = [Key(number) for number in range(6)], [chunk(number, 16 if number < 3 else 5) for number in range(4)]
+    backend, seen = plugin(lmcache, device, loop), []
+
+    def called(key):
+        seen.append(key)
+        raise RuntimeError("logged")
+
+    for future in backend.batched_submit_put_task(keys[:4], chunks, on_complete_callback=called):
+        future.result(60)
+    assert seen == keys[:4] and {one.references for one in chunks} == {1} and not backend.exists_in_put_tasks(keys[0])
+    assert backend.batched_submit_put_task(keys[:4], chunks) is None
+    assert backend.get_allocator_backend() is backend.local_cpu_backend and str(backend) == "NvmeBackend"
+    backend.close()
+    backend = plugin(lmcache, device, loop)
+    assert backend.contains(keys[3]) and not backend.contains(keys[4]) and backend.batched_contains(keys) == 4
+    found = backend.batched_get_blocking(keys)
+    assert [None if one is None else bytes(one.byte_array) for one in found] == [bytes(one.byte_array) for one in chunks] + [None] * 2
+    assert found[3].shape == [(2, 4, 5, 32)]
+    assert bytes(backend.get_blocking(keys[1]).byte_array) == bytes(chunks[1].byte_array) and backend.get_blocking(keys[5]) is None
+
+    def run(coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
+
+    assert len(run(backend.batched_get_non_blocking("id", [keys[0], keys[5], keys[1]]))) == 1
+    # What comes behind a chunk that is not there is given back.
+    assert backend.local_cpu_backend.made[-1].references == 0
+    assert run(backend.batched_async_contains("id", keys, True)) == 4 and backend.contains(keys[0], pin=True)
+    assert backend.unpin(keys[0]) and backend.unpin(keys[0]) and not backend.unpin(keys[0]) and not backend.pin(keys[5])
+    backend.touch_cache()
+    assert backend.remove(keys[0]) and not backend.remove(keys[0]) and backend.batched_contains(keys) == 0
+    backend.close()
+    with pytest.raises(nvme_gpu.Usage, match="closed"):
+        backend.contains(keys[0])
+    backend.close()
+
+
+def test_a_damaged_chunk_is_a_miss_in_lmcache(lmcache, device, loop, tmp_path, caplog):
+    backend = plugin(lmcache, device, loop)
+    one = chunk(0xA6)
+    backend.batched_submit_put_task([Key(1)], [one])[0].result(60)
+    data = (tmp_path / "pages").read_bytes()
+    with (tmp_path / "pages").open("r+b") as file:
+        file.seek(data.index(bytes(one.byte_array)) + 5)
+        file.write(b"x")
+    assert backend.contains(Key(1)) and backend.get_blocking(Key(1)) is None and not backend.contains(Key(1))
+    assert backend.local_cpu_backend.made[0].references == 0 and "checksum" in caplog.text
+    backend.batched_submit_put_task([Key(2)], [MemoryObject(memoryview(b"7 bytes"))])[0].result(60)
+    assert backend.get_blocking(Key(2)) is None and "7 bytes" in caplog.text
+    backend.close()
+
+
+def test_options_of_lmcache_that_cannot_be(lmcache, device, loop):
+    for word, call in (
+        ("devise", lambda: plugin(lmcache, device, loop, devise=1)),
+        ("layer by layer", lambda: plugin(lmcache, device, loop, layerwise=True)),
+        ("no configuration", lambda: lmcache.NvmeBackend()),
+        ("nbytes", lambda: plugin(lmcache, device, loop, SimpleNamespace(**{**vars(METADATA), "world_size": 2})).contains(Key(1))),
+    ):
+        with pytest.raises(nvme_gpu.Usage, match=word):
+            call()
+    backend = plugin(lmcache, device, loop)
+    assert backend.batched_submit_put_task([], []) is None
+    with pytest.raises(TypeError):
+        backend.batched_submit_put_task([Key(1)], [MemoryObject(None)])
+    assert not backend.exists_in_put_tasks(Key(1))
+    backend.close()

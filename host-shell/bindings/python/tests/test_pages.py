@@ -1,0 +1,277 @@
+"""Pages by key: found again by another process and after kill -9, each checked, each outcome its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import nvme_gpu
+
+MODEL = {"model": "llama-3-8b", "dtype": "bfloat16", "block_tokens": 16}
+PAGE = 8192
+
+
+def hashes(count, first=0):
+    return [b"block %d" % number for number in range(first, first + count)]
+
+
+def pages(count, first=0):
+    return [bytes([number % 251]) * (PAGE - number) for number in range(first, first + count)]
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / "pages"
+    with path.open("wb") as file:
+        file.truncate(4 << 20)
+    return f"file:{path}"
+
+
+def opened(device, **options):
+    return nvme_gpu.PageStore(
+        nvme_gpu.open(device, allow_write=True, timeout_ms=60_000), page_bytes=PAGE, **{**MODEL, **options}
+    )
+
+
+def test_what_was_stored_is_found_by_the_next_one(image):
+    kv = opened(image)
+    assert "blank" in kv.formatted and len(kv) == 0 and kv.page_bytes == PAGE and kv.nbytes <= 4 << 20
+    keys = kv.keys(hashes(5))
+    assert len(set(keys)) == 5 and keys == kv.keys(hashes(5)) and keys != kv.keys(hashes(5), 1)
+    assert kv.put(keys, pages(5)) == ["stored"] * 5
+    assert kv.put(keys[:2], pages(2)) == ["present"] * 2
+    kv.store.close()
+    again = opened(image)
+    assert again.formatted is None and len(again) == 5 and again.stats()["recovered_pages"] == 5
+    found = [bytearray(PAGE) for _ in range(5)]
+    assert again.get(keys, found) == [PAGE - number for number in range(5)]
+    assert [bytes(one[: PAGE - number]) for number, one in enumerate(found)] == pages(5)
+    again.store.close()
+
+
+def test_a_page_of_another_model_is_not_found(image):
+    kv = opened(image)
+    keys = kv.keys(hashes(1))
+    kv.put(keys, pages(1))
+    kv.store.close()
+    for other in ({"model": "llama-3-70b"}, {"revision": "2"}, {"dtype": "float8"}, {"layout": "heads first"},
+                  {"block_tokens": 32}, {"parallel_rank": "1 of 2"}, {"group": 1}, {"hash_algorithm": "xxhash"}, {"seed": "7"}):
+        with pytest.raises(nvme_gpu.NvmeGpuError) as refused:
+            opened(image, **other, create="never")
+        assert refused.value.code == "mismatch" and next(iter(other)) in refused.value.cause
+    kv = opened(image, model="other")
+    assert "llama-3-8b" in kv.formatted and kv.get(keys, [bytearray(PAGE)])[0].code == "missing"
+    kv.store.close()
+
+
+def test_a_miss_is_an_exception_that_is_not_raised(image):
+    kv = opened(image)
+    keys = kv.keys(hashes(3))
+    kv.put(keys[1:2], pages(1))
+    buffers = [bytearray(b"\1" * PAGE) for _ in range(3)]
+    first, there, last = kv.load_async(keys, buffers).result(60)
+    assert isinstance(first, nvme_gpu.PageMiss) and isinstance(last, nvme_gpu.PageMiss) and there == PAGE
+    assert keys[0].hex() in first.cause and not any(buffers[0]) and kv.contains(keys) == [False, True, False]
+    assert kv.stats()["missed"] == 2
+    kv.store.close()
+
+
+def test_a_page_that_is_not_what_was_stored_is_lost(image, tmp_path):
+    kv = opened(image)
+    keys = kv.keys(hashes(2))
+    assert kv.put(keys, [b"\xa7" * PAGE, b"\xb8" * PAGE]) == ["stored", "stored"]
+    data = bytearray((tmp_path / "pages").read_bytes())
+    at = data.index(b"\xa7" * PAGE)
+    with (tmp_path / "pages").open("r+b") as file:
+        file.seek(at + 100)
+        file.write(b"\0")
+    buffers = [bytearray(b"\1" * PAGE) for _ in range(2)]
+    lost, there = kv.get(keys, buffers)
+    assert isinstance(lost, nvme_gpu.PageMiss) and lost.code == "lost" and "checksum" in lost.cause and there == PAGE
+    assert not any(buffers[0]) and kv.stats()["lost"] == 1
+    assert kv.contains(keys) == [False, True]
+    assert kv.put(keys[:1], [b"\xa7" * PAGE]) == ["stored"]
+    kv.store.close()
+
+
+def test_pages_make_room_in_the_order_of_use_and_pins_stay(image):
+    kv = opened(image)
+    capacity = kv.stats()["capacity"]
+    keys = kv.keys(hashes(capacity + 3))
+    assert set(kv.put(keys[:capacity], pages(capacity))) == {"stored"}
+    with kv.pin_prefix(keys[:2]) as pins:
+        assert len(pins) == 2
+        kv.touch(keys[3:4])
+        assert kv.put(keys[capacity:], pages(3)) == ["stored"] * 3
+        assert kv.contains(keys[:5])[:2] == [True, True] and kv.contains(keys[2:5]) == [False, True, False]
+    pins.release()
+    held = kv.pin_prefix(keys)
+    assert len(held) == 2
+    everything = [kv.pin_prefix([key]) for key in keys]
+    # Some slots are freed ahead of need.
+    further, outcomes = kv.keys(hashes(capacity, 10_000)), []
+    for key in further:
+        outcomes += kv.put([key], pages(1))
+        everything.append(kv.pin_prefix([key]))
+    assert outcomes[0] == "stored" and outcomes[-1] == "no_room"
+    del everything, held
+    assert kv.put(further[-1:], pages(1)) == ["stored"]
+    assert kv.stats()["evicted"] >= 4
+    kv.store.close()
+
+
+def test_pages_are_removed(image):
+    kv = opened(image)
+    keys = kv.keys(hashes(4))
+    kv.put(keys, pages(4))
+    assert kv.remove(keys[:3] + keys[:1]) == 3 and len(kv) == 1
+    kv.clear()
+    kv.checkpoint()
+    kv.store.close()
+    again = opened(image, create="never")
+    assert len(again) == 0 and again.stats()["recovered_log_blocks"] == 0
+    again.store.close()
+
+
+def test_arguments_that_cannot_be(image):
+    store = nvme_gpu.open(image, allow_write=True)
+    for wrong in ({"page_bytes": 0}, {"page_bytes": 4 << 20}, {"offset": 5}, {"nbytes": 4096}, {"nbytes": 1 << 40},
+                  {"model": "m" * 256}, {"create": "yes"}, {"block_tokens": -1}):
+        with pytest.raises(nvme_gpu.Usage):
+            nvme_gpu.PageStore(store, **{"page_bytes": PAGE, **MODEL, **wrong})
+    for wrong in ({"model": b"bytes"}, {"page_bytes": "8192"}, {"page_bytes": True}):
+        with pytest.raises(TypeError):
+            nvme_gpu.PageStore(store, **{"page_bytes": PAGE, **MODEL, **wrong})
+    with pytest.raises(TypeError):
+        nvme_gpu.PageStore(image, page_bytes=PAGE, **MODEL)
+    kv = nvme_gpu.PageStore(store, page_bytes=PAGE, **MODEL)
+    keys = kv.keys(hashes(2))
+    for call in (kv.put, kv.get):
+        with pytest.raises(nvme_gpu.Usage, match="2 keys do not match 1"):
+            call(keys, [bytearray(PAGE)])
+    with pytest.raises(nvme_gpu.Usage, match="3 bytes"):
+        kv.contains([b"key"])
+    with pytest.raises(TypeError):
+        kv.contains(["key"])
+    with pytest.raises(nvme_gpu.Usage):
+        kv.get(keys[:1], [b"read-only" * 1000])
+    shared = bytearray(2 * PAGE)
+    with pytest.raises(nvme_gpu.Usage, match="share memory"):
+        kv.get(keys, [memoryview(shared)[:PAGE], memoryview(shared)[1 : PAGE + 1]])
+    long, empty = kv.put(keys, [bytes(PAGE + 1), b""])
+    assert isinstance(long, nvme_gpu.Usage) and isinstance(empty, nvme_gpu.Usage)
+    assert kv.put(keys[:1], pages(1)) == ["stored"]
+    short = kv.get(keys[:1], [bytearray(10)])[0]
+    assert isinstance(short, nvme_gpu.Usage) and "10" in short.cause
+    store.close()
+    with pytest.raises(nvme_gpu.Usage, match="closed"):
+        kv.contains(keys)
+
+
+def test_data_that_are_no_page_store_stay(tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(b"a file system" * 100_000)
+    with pytest.raises(nvme_gpu.NvmeGpuError) as refused:
+        opened(f"file:{path}")
+    assert refused.value.code == "mismatch" and path.read_bytes() == b"a file system" * 100_000
+    assert opened(f"file:{path}", create="always").formatted
+
+
+def test_the_owner_before_changes_nothing_any_more(image):
+    first = opened(image)
+    keys = first.keys(hashes(2))
+    assert first.put(keys[:1], pages(1)) == ["stored"]
+    second = opened(image)
+    assert second.contains(keys) == [True, False]
+    refused = first.put(keys[1:], pages(1))[0]
+    assert isinstance(refused, nvme_gpu.Changed) and "opened again" in refused.cause
+    assert second.put(keys[1:], pages(1)) == ["stored"]
+    first.store.close()
+    second.store.close()
+
+
+WRITER = """
+    import sys, nvme_gpu
+    kv = nvme_gpu.PageStore(nvme_gpu.open(sys.argv[1], allow_write=True, timeout_ms=60_000), page_bytes=8192,
+                            model="llama-3-8b", dtype="bfloat16", block_tokens=16)
+    number = int(sys.argv[2])
+    while True:
+        key = kv.keys([b"block %d" % number])
+        assert kv.put(key, [bytes([number % 251]) * (8192 - number % 100)]) == ["stored"]
+        print(number, flush=True)
+        number += 1
+"""
+
+
+def test_what_was_committed_survives_kill_9(image):
+    """Real kills, at moments of the operating system's choice: the simulator's power cuts are in the crate's tests."""
+    committed = 0
+    for _ in range(4):
+        command = [sys.executable, "-c", textwrap.dedent(WRITER), image, str(committed)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            for _ in range(7):
+                committed = int(writer.stdout.readline()) + 1
+            os.kill(writer.pid, signal.SIGKILL)
+            committed += len(writer.stdout.read().splitlines())
+        kv = opened(image, create="never")
+        keys = kv.keys(hashes(committed))
+        buffers = [bytearray(PAGE) for _ in keys]
+        lengths = kv.get(keys, buffers)
+        for number, (length, buffer) in enumerate(zip(lengths, buffers)):
+            assert length == PAGE - number % 100, (number, length)
+            assert buffer[:length] == bytes([number % 251]) * length
+        kv.store.close()
+
+
+def test_a_drive_that_fails_is_an_outcome_of_each_page():
+    store = nvme_gpu.open("sim:mem?size=4MiB&fault=status:0x281@op=write,every=25", timeout_ms=60_000)
+    kv = nvme_gpu.PageStore(store, page_bytes=PAGE, **MODEL)
+    keys, failed = kv.keys(hashes(300)), 0
+    for first in range(0, 300, 3):
+        some = slice(first, first + 3)
+        for outcome in kv.put(keys[some], pages(300)[some]):
+            failed += isinstance(outcome, nvme_gpu.NvmeGpuError)
+    assert failed
+    there = kv.contains(keys)
+    for key, is_there, page in zip(keys, there, pages(300)):
+        buffer = bytearray(PAGE)
+        outcome = kv.get([key], [buffer])[0]
+        if isinstance(outcome, int):
+            assert is_there and buffer[:outcome] == page
+        else:
+            assert not any(buffer)
+    store.close()
+
+
+def test_arrays_are_pages(image):
+    np = pytest.importorskip("numpy")
+    kv = opened(image)
+    cache = np.arange(4 * PAGE // 4, dtype=np.float32).reshape(4, -1)
+    keys = kv.keys(hashes(4))
+    assert kv.put(keys, list(cache)) == ["stored"] * 4
+    found = np.zeros_like(cache)
+    assert kv.get(keys, list(found)) == [PAGE] * 4
+    assert (found == cache).all()
+    kv.store.close()
+
+
+def test_a_child_of_a_fork_refuses(image):
+    kv = opened(image)
+    keys = kv.keys(hashes(1))
+    pins = kv.pin_prefix(keys)
+    child = os.fork()
+    if child == 0:
+        try:
+            kv.contains(keys)
+        except nvme_gpu.Usage:
+            pins.release()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert kv.put(keys, pages(1)) == ["stored"]
+    kv.store.close()
