@@ -204,16 +204,36 @@ impl<M: DmaMemory> Controller<M> {
     /// Serves queue `qid` once and returns the number of commands fetched or completed.
     #[inline]
     pub(crate) fn serve(&self, qid: u16, now_ns: u64) -> u32 {
-        if !serve::has_work(&self.device, qid, now_ns) || !self.device.is_running() {
+        if !self.has_work(qid, now_ns) || !self.device.is_running() {
             return 0;
         }
+        self.serve_work(qid, now_ns, true)
+    }
+
+    /// True if queue `qid` has work. Takes no lock.
+    #[inline]
+    pub(crate) fn has_work(&self, qid: u16, now_ns: u64) -> bool {
+        serve::has_work(&self.device, qid, now_ns)
+    }
+
+    /// Serves I/O queue `qid` once, unless another thread does so at this moment; returns as
+    /// [`serve`](Self::serve).
+    pub(crate) fn serve_if_free(&self, qid: u16, now_ns: u64) -> u32 {
+        match self.device.is_running() {
+            true => self.serve_work(qid, now_ns, false),
+            false => 0,
+        }
+    }
+
+    fn serve_work(&self, qid: u16, now_ns: u64, waits: bool) -> u32 {
         // Lock order: the control lock before every other lock, and the guard of the DMA map after
         // it. An unmap waits for every guard; a step that held a guard while it waited here would
         // make a driver that resets the controller and unmaps memory wait for itself.
         let mut control = (qid == 0).then(|| self.device.control.lock());
         let guard = self.memory.guard();
         let dma = Dma::new(&guard);
-        let served = serve::serve(&self.device, qid, &dma, now_ns, control.as_deref_mut());
+        let control_of_admin = control.as_deref_mut();
+        let served = serve::serve(&self.device, qid, &dma, now_ns, control_of_admin, waits);
         if served.posted == 0 {
             return served.commands;
         }

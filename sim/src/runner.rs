@@ -16,6 +16,9 @@ use std::vec::Vec;
 /// spinning thread.
 const YIELD_AFTER: u32 = 200;
 const SLEEP_AFTER: u32 = 10_000;
+/// Idle passes from one look at the queues of other threads to the next: some microseconds. More
+/// frequent looks would take work from threads that are about to see it, and move its cache lines.
+const LOOK_AFTER: u32 = 16;
 /// Longest sleep, and so the additional latency of the first command after a pause.
 const MAX_SLEEP: Duration = Duration::from_micros(500);
 /// Longest sleep of a thread that is woken by a signal when there is work.
@@ -23,8 +26,9 @@ const LONG_SLEEP: Duration = Duration::from_millis(100);
 
 /// Threads that serve one controller. Dropping it stops them.
 ///
-/// Queue `q` is served by thread `q % threads`, so that a queue pair has one server at a time; the
-/// first thread also keeps the clock.
+/// Queue `q` is served by thread `q % threads`. An idle thread also serves I/O queues of others that it
+/// has seen waiting twice, since their thread may have lost its core for milliseconds. The first thread
+/// keeps the clock.
 pub struct Runner {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -123,6 +127,7 @@ fn serve(
     let now_ns = || started.elapsed().as_nanos() as u64;
     let mut idle = 0u32;
     let mut now = now_ns();
+    let mut others = OtherQueues::new(controller, index, threads);
     while !wait.stop.load(Ordering::Relaxed) {
         let next = controller.next_event_ns();
         // Reading the clock costs as much as a spinning pass over idle queues, so such passes read
@@ -147,6 +152,9 @@ fn serve(
         for qid in (index..=usize::from(last)).step_by(threads) {
             handled += controller.serve(qid as u16, now);
         }
+        if handled == 0 && idle % LOOK_AFTER == LOOK_AFTER - 1 {
+            handled = others.serve(controller, now_ns());
+        }
         if handled != 0 {
             idle = 0;
             continue;
@@ -167,6 +175,45 @@ fn serve(
                 wait.wake_event.clear();
             }
         }
+    }
+}
+
+/// The I/O queues of the other threads, as an idle thread sees them.
+struct OtherQueues {
+    index: usize,
+    threads: usize,
+    /// For each queue whether it had work at the last look.
+    waited: Vec<bool>,
+}
+
+impl OtherQueues {
+    fn new(controller: &Controller<HostMemory>, index: usize, threads: usize) -> Self {
+        Self {
+            index,
+            threads,
+            waited: std::vec![false; usize::from(controller.max_qid()) + 1],
+        }
+    }
+
+    /// Serves the queues that had work at the last look and still have it. Returns the number of
+    /// commands.
+    fn serve(&mut self, controller: &Controller<HostMemory>, now: u64) -> u32 {
+        let mut handled = 0;
+        if self.threads == 1 {
+            return handled;
+        }
+        for qid in 1..=controller.highest_qid() {
+            let number = usize::from(qid);
+            if number % self.threads == self.index {
+                continue;
+            }
+            let has_work = controller.has_work(qid, now);
+            if has_work && self.waited[number] {
+                handled += controller.serve_if_free(qid, now);
+            }
+            self.waited[number] = has_work;
+        }
+        handled
     }
 }
 
@@ -264,6 +311,39 @@ mod tests {
         fn drop(&mut self) {
             judge(&self.controller.findings(), &[], &[]);
         }
+    }
+
+    #[test]
+    fn an_idle_thread_serves_a_queue_whose_thread_does_not_run() {
+        let simple = SimpleDriver::new(LatencyProfile::NONE);
+        let runner = Runner::start(simple.controller.clone(), 1);
+        simple.start();
+        simple.create(1, 0);
+        simple.create(2, 2);
+        runner.stop();
+        let controller = &simple.controller;
+        let sqe = nvm::read(Nsid(1), Lba(0), 1).with_prps(0x1_0000, 0);
+        for (i, word) in sqe.to_words().into_iter().enumerate() {
+            simple.words[0x2000 / 8 + i].store(word, Ordering::Relaxed);
+        }
+        let ring = |tail| {
+            let doorbells = controller.doorbells();
+            doorbells.sq_tail(1).store(tail, Ordering::Release);
+        };
+        let (mut own, mut other) = (
+            OtherQueues::new(controller, 1, 2),
+            OtherQueues::new(controller, 0, 2),
+        );
+        assert_eq!(other.serve(controller, 0), 0);
+        ring(1);
+        assert_eq!(own.serve(controller, 0), 0, "its own queue");
+        assert_eq!(other.serve(controller, 0), 0, "its thread may come");
+        assert_eq!(own.serve(controller, 0), 0, "its own queue");
+        assert_eq!(other.serve(controller, 0), 1);
+        assert_eq!(other.serve(controller, 0), 0, "it is done");
+        assert_eq!(controller.queue_stats(1).commands, 1);
+        let mut alone = OtherQueues::new(controller, 0, 1);
+        assert_eq!(alone.serve(controller, 0), 0);
     }
 
     #[test]

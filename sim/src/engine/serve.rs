@@ -34,16 +34,23 @@ pub(crate) fn has_work(device: &ControllerState, qid: u16, now_ns: u64) -> bool 
 }
 
 /// Serves `qid` once. `control` is the controller's state for the admin queue, and `None` for an
-/// I/O queue.
+/// I/O queue. Unless `waits`, a queue that another thread serves is left to it.
 pub(crate) fn serve<'g>(
     device: &'g ControllerState,
     qid: u16,
     dma: &Dma<'g>,
     now_ns: u64,
     control: Option<&mut AdminState>,
+    waits: bool,
 ) -> ServeOutcome {
     let slot = &device.slots[usize::from(qid)];
-    let mut sq_held = slot.sq.lock();
+    let held = match waits {
+        true => Some(slot.sq.lock()),
+        false => slot.sq.try_lock(),
+    };
+    let Some(mut sq_held) = held else {
+        return ServeOutcome::default();
+    };
     // Acquire: pairs with the driver's release when it rings. The entries up to this tail are
     // complete in memory; a relaxed load could let the fetch below read an entry from before it was
     // written.

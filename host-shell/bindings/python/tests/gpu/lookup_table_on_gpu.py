@@ -14,6 +14,7 @@ from typing import Callable
 import torch
 
 import nvme_gpu
+from nvme_gpu._scales import RowConversion
 
 DEVICE = "sim:mem?size=512MiB&block=512&queues=64&threads=12"
 SHARDS, FILES, SHARD_ROWS = 128, 10, 4000
@@ -69,7 +70,7 @@ def in_extents(store: nvme_gpu.Store, rows: torch.Tensor, extent_bytes: int) -> 
         store.write(part, place)
         pieces.append((place, len(part)))
         at += len(part)
-    return nvme_gpu.Table(store, 0, tuple(rows.shape), "uint8", None, pieces)
+    return nvme_gpu.Table(store, 0, tuple(rows.shape), "uint8", RowConversion(), pieces)
 
 
 def every_row(table: nvme_gpu.Table, rows: torch.Tensor) -> int:
