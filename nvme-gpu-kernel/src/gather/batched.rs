@@ -5,8 +5,8 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+use super::failed::clear;
 use super::map::{OneRange, RowMap};
-use super::warp::clear;
 use crate::arch;
 use crate::extents::RowSpan;
 use crate::gate::AdmissionGate;

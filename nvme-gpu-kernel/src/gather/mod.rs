@@ -13,6 +13,7 @@
 mod batched;
 #[cfg(feature = "rows")]
 mod end;
+mod failed;
 #[cfg(feature = "rows")]
 mod follow;
 mod halves;
@@ -21,6 +22,7 @@ mod mapped;
 mod members;
 #[cfg(feature = "rows")]
 mod probe;
+mod row;
 mod warp;
 #[cfg(feature = "rows")]
 mod wide;
@@ -58,7 +60,8 @@ use members::StripeMembers;
 use nvme_core::group::ThreadGroup;
 use nvme_core::stripes::StripeLayout;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use warp::{CacheOf, GatherWarp, RangeSource};
+use row::RangeSource;
+use warp::{CacheOf, GatherWarp};
 
 entry! {
     #[cfg(feature = "rows")]

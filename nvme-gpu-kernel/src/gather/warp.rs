@@ -8,8 +8,10 @@
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+use super::failed::clear;
 use super::map::{OneRange, RowMap};
 use super::members::{BlockAccess, StripeMembers};
+use super::row::{GatherRow, RangeSource};
 use crate::arch;
 use crate::copy;
 use crate::exchange::{exchanged64, of_lane64, shuffle64};
@@ -17,36 +19,11 @@ use crate::gate::AdmissionGate;
 use crate::groups::GpuThread;
 use crate::launch::{self, WarpFailures};
 use crate::row_cache::{PinnedLine, RowCache};
-use crate::rows::{
-    GatherLaunch, RANGES, RangePiece, RangeSplit, RangesLaunch, RowBlocks, code, failed_byte,
-};
+use crate::rows::{GatherLaunch, RANGES, RangePiece, RangeSplit, RangesLaunch, RowBlocks, code};
 use crate::station::{self, LOOK_NS};
 use core::mem::offset_of;
 use nvme_core::SharedQueue;
 use nvme_core::group::ExecContext;
-
-/// A row of a lane.
-#[derive(Clone, Copy)]
-pub struct GatherRow<M: RowMap> {
-    id: u64,
-    /// Bytes of the row before the part that is read, and of that part.
-    part: M::Part,
-    pub place: RowBlocks,
-    /// Address of its bytes in the slots, or in the line of the cache, once they are there.
-    pub from: u64,
-    pub code: i32,
-    /// Striped member that its code is about.
-    member: Option<u32>,
-}
-
-/// The location of a launch's ranges.
-#[derive(Clone, Copy)]
-pub enum RangeSource {
-    /// Parameter of `nvme_read_ranges`.
-    Parameter,
-    /// Address of a list.
-    Memory(u64),
-}
 
 /// The cache of a launch's rows.
 pub struct CacheOf<'r> {
@@ -542,79 +519,6 @@ impl<'r, M: RowMap> GatherWarp<'r, '_, M> {
         };
         station::read_blocks(self.rows, queue, (block, blocks), slot, cell)
     }
-
-    /// Returns the sizes of a copy.
-    #[inline(always)]
-    fn shape(&self) -> copy::CopyShape {
-        let shape = copy::CopyShape::of(self.rows);
-        match self.members {
-            Some(_) => shape.opaque(),
-            None => shape,
-        }
-    }
-
-    /// Copies the rows of the lanes with `wants` to the output, by the whole warp.
-    #[inline(always)]
-    pub fn copy(&self, index: u64, row: &GatherRow<M>, wants: bool) {
-        let wanted = arch::ballot(arch::FULL, wants);
-        let first = index - u64::from(arch::lane());
-        let rows = self.rows;
-        let to = |lane| rows.out + (first + u64::from(lane)) * rows.out_stride;
-        copy::rows_of_slots(self.shape(), row.from, to, wanted);
-    }
-
-    /// Copies the pieces of the lanes with `wants` to their targets, by the whole warp.
-    #[inline(always)]
-    fn copy_piece(&self, piece: RangePiece, from: u64, wants: bool) {
-        let RangePiece { to, bytes, .. } = piece;
-        let is_whole = bytes == self.rows.row_bytes;
-        let whole = arch::ballot(arch::FULL, wants && is_whole);
-        let place = exchanged64(to);
-        let place = |lane| of_lane64(&place, lane);
-        copy::rows(self.shape(), from, place, whole);
-        let part = arch::ballot(arch::FULL, wants && !is_whole);
-        let bytes = u64::from(bytes);
-        copy::parts(self.shape(), from, to, bytes, part, copy::unit_of);
-    }
-
-    /// Zeroes the pieces of the lanes with `wants`, by the whole warp.
-    #[inline(always)]
-    fn clear_pieces(&self, piece: RangePiece, wants: bool) {
-        let mut left = arch::ballot(arch::FULL, wants);
-        while left != 0 {
-            let lane = left.trailing_zeros();
-            left &= left - 1;
-            let to = shuffle64(piece.to, lane);
-            let bytes = arch::shuffle(arch::FULL, piece.bytes, lane);
-            fill(to, bytes, 0);
-        }
-    }
-}
-
-/// The warp stores the content of failed rows in those of the lanes that want it. Every lane calls it.
-#[inline(always)]
-pub fn clear(rows: &GatherLaunch, index: u64, wants: bool) {
-    let mut left = arch::ballot(arch::FULL, wants);
-    let first = index - u64::from(arch::lane());
-    while left != 0 {
-        let lane = left.trailing_zeros();
-        left &= left - 1;
-        let to = rows.out + (first + u64::from(lane)) * rows.out_stride;
-        fill(to, rows.row_bytes, rows.failed_as);
-    }
-}
-
-/// Stores the content of a failed row in `bytes` bytes of the output at `to`. Every lane calls it, with the same
-/// arguments.
-#[inline(always)]
-fn fill(to: u64, bytes: u32, failed_as: u32) {
-    let mut at = arch::lane();
-    while at < bytes {
-        let byte = failed_byte(failed_as, at);
-        // SAFETY: `at` is below `bytes`, so inside the output's row.
-        unsafe { arch::store_u8(to + u64::from(at), byte) };
-        at += 32;
-    }
 }
 
 /// Returns the lowest of the lanes that want the same row. Every lane of the warp calls it.
@@ -626,3 +530,6 @@ fn leader_of(id: u64, wants: bool) -> u32 {
     };
     arch::same(arch::FULL, key).trailing_zeros()
 }
+
+// Behind the functions above: the compiler inlines in the order of declarations, and the PTX follows it.
+mod output;
