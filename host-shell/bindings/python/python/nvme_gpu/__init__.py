@@ -26,7 +26,8 @@ from ._native import Array, __version__
 from ._pages import PagePins, PageStore, PendingPages
 from ._prefetch import Prefetch
 from ._search import Nearest, SearchIndex, build_index
-from ._store import Pending, Store, Table, open
+from ._store import Pending, Store, open
+from ._table import Table
 
 __all__ = [
     "Array",

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
-from . import _buffers, _native
+from . import _arguments, _buffers, _native
 from ._errors import NvmeGpuError, Usage, in_short
 from ._gathers import same_gpu
 from ._held import OneProcess
 from ._native import View
-from ._store import Table, _device, _flag, _whole
+from ._table import Table
 
 _MOST = (1 << 63) - 1
 _MOST_ASKED = 1 << 16
@@ -89,18 +89,18 @@ class DataLoader(OneProcess):
         if sampler is not None and (shuffle or world != 1):
             raise Usage("a sampler beside shuffle or world", "let the sampler do it, or leave it out")
         self._table = table
-        self._size = _whole("batch_size", batch_size, 1, _MOST)
-        self._depth = _whole("prefetch_depth", prefetch_depth, 0, 1 << 16)
-        world = _whole("world", world, 1, 1 << 32)
+        self._size = _arguments.whole("batch_size", batch_size, 1, _MOST)
+        self._depth = _arguments.whole("prefetch_depth", prefetch_depth, 0, 1 << 16)
+        world = _arguments.whole("world", world, 1, 1 << 32)
         # What has to be the same where a state is loaded.
         self._config: dict[str, Any] = {
             "rows": len(table),
             "batch_size": self._size,
-            "shuffle": _flag("shuffle", shuffle),
-            "seed": _whole("seed", seed, 0, (1 << 64) - 1),
+            "shuffle": _arguments.flag("shuffle", shuffle),
+            "seed": _arguments.whole("seed", seed, 0, (1 << 64) - 1),
             "world": world,
-            "pad": _flag("pad", pad),
-            "drop_last": _flag("drop_last", drop_last),
+            "pad": _arguments.flag("pad", pad),
+            "drop_last": _arguments.flag("drop_last", drop_last),
             "has_sampler": sampler is not None,
         }
         self._orders = None if sampler is None else _Orders(sampler)
@@ -111,15 +111,15 @@ class DataLoader(OneProcess):
             len(table),
             self._size,
             self._config["seed"] if shuffle else None,
-            _whole("rank", rank, 0, world - 1),
+            _arguments.whole("rank", rank, 0, world - 1),
             world,
             not pad,
             self._drop_last,
         )
         self._staging = staging
-        self._with_ids = _flag("with_ids", with_ids)
+        self._with_ids = _arguments.flag("with_ids", with_ids)
         self._epoch = self._batch = 0
-        count = _whole("streams", streams, 1, 64)
+        count = _arguments.whole("streams", streams, 1, 64)
         self._on_gpu = _is_on_gpu(device, table)
         self._streams: list[Any] = []
         if self._on_gpu:
@@ -141,7 +141,7 @@ class DataLoader(OneProcess):
 
     def set_epoch(self, epoch: int) -> None:
         """The next iterator begins this epoch."""
-        self._epoch, self._batch = _whole("epoch", epoch, 0, _MOST), 0
+        self._epoch, self._batch = _arguments.whole("epoch", epoch, 0, _MOST), 0
         self._iterator = None
         self._forget()
 
@@ -166,8 +166,8 @@ class DataLoader(OneProcess):
                 raise Usage(
                     f"the state is of a loader with {name}={in_short(state.get(name))}, this one has {mine}", "make it the same"
                 )
-        epoch = _whole("epoch", state.get("epoch"), 0, _MOST)
-        batch = _whole("batch", state.get("batch"), 0, _MOST)
+        epoch = _arguments.whole("epoch", state.get("epoch"), 0, _MOST)
+        batch = _arguments.whole("batch", state.get("batch"), 0, _MOST)
         if self._orders is not None:
             self._orders.load(state, epoch, batch)
         if batch:
@@ -281,7 +281,8 @@ class _Orders:
         return self._order
 
     def _ask(self) -> None:
-        self._order = array("q", [_whole("a row of the sampler", one, -_MOST - 1, _MOST) for one in self._sampler])
+        rows = (_arguments.whole("a row of the sampler", one, -_MOST - 1, _MOST) for one in self._sampler)
+        self._order = array("q", rows)
         self._asked += 1
         self._digest = hashlib.sha256(self._digest.encode() + self._order.tobytes()).hexdigest()
 
@@ -300,8 +301,8 @@ class _Orders:
                 self.of(epoch)
                 self._compare(digest)
             return
-        asked = _whole("sampler_asked", state.get("sampler_asked"), 0, _MOST_ASKED)
-        begun = _flag("sampler_begun", state.get("sampler_begun"))
+        asked = _arguments.whole("sampler_asked", state.get("sampler_asked"), 0, _MOST_ASKED)
+        begun = _arguments.flag("sampler_begun", state.get("sampler_begun"))
         if batch and not begun or begun and not asked or self._asked > asked:
             raise Usage(
                 f"a sampler that was asked {self._asked} times cannot go on at batch {batch} behind {asked} times",
@@ -412,7 +413,7 @@ def _used_now(rows: Any, stream: Any, event: Any) -> Any:
 
 
 def _is_on_gpu(device: Any, table: Table) -> bool:
-    is_gpu, number = _device("cpu" if device is None else device)
+    is_gpu, number = _arguments.device("cpu" if device is None else device)
     if is_gpu:
         gpu = table.store.gpu
         same_gpu(gpu, (_buffers.CUDA, number if number is not None else gpu or 0), "the batch")

@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
-from . import _dtypes, _native
+from . import _arguments, _dtypes, _native
 from ._errors import Usage
 from ._scales import RowConversion
 from ._held import Held, OneProcess
 from ._files import DriveFile, Volume
 from ._native import Import
-from ._store import Store, Table, _flag, _whole, open as _open
+from ._store import Store, open as _open
+from ._table import Table
 
 
 class Entry(OneProcess):
@@ -201,7 +202,7 @@ def import_file(
     for a store that is for reading only; :class:`NvmeGpuError` with the code ``file`` for one that cannot be read, with
     the code ``mismatch`` when bytes came back otherwise.
     """
-    started = Import.of_file(_checked(store)._native, os.fspath(path), _place(offset), _flag("verify", verify))
+    started = Import.of_file(_checked(store)._native, os.fspath(path), _place(offset), _arguments.flag("verify", verify))
     return Catalog(store, _awaited(started, progress))
 
 
@@ -258,7 +259,7 @@ def catalog(
     :class:`NotFound`, what :class:`Volume` raises, and what the device says.
     """
     place = _place(offset)
-    size = None if nbytes is None else _whole("nbytes", nbytes, 0, (1 << 64) - 1)
+    size = None if nbytes is None else _arguments.whole("nbytes", nbytes, 0, (1 << 64) - 1)
     if isinstance(source, (Store, DriveFile)) and options:
         raise TypeError(f"options of a store that is open already: {', '.join(options)}")
     if isinstance(source, Store):
@@ -312,4 +313,4 @@ def _checked(store: Any) -> Store:
 
 
 def _place(offset: Any) -> int:
-    return _whole("offset", offset, 0, (1 << 64) - 1)
+    return _arguments.whole("offset", offset, 0, (1 << 64) - 1)

@@ -6,10 +6,11 @@ from typing import Any, NoReturn
 
 import torch as _torch
 
+from . import _arguments
 from ._errors import Usage
 from ._operations import OPS, state
 from ._gathers import OnError
-from ._store import Table, _whole
+from ._table import Table
 
 _DTYPES = ("float32", "float16", "bfloat16")
 # Rows by ids that were judged: torch before 2.0 looks at them again otherwise, and waits for the GPU to do so.
@@ -108,7 +109,7 @@ class DiskEmbedding(_torch.nn.Module):
         self.table = table if on_error is None else table.with_on_error(on_error)
         self.num_embeddings, self.embedding_dim = rows, _ = table.shape
         if padding_idx is not None:
-            padding_idx = _whole("padding_idx", padding_idx, -rows, rows - 1) % rows
+            padding_idx = _arguments.whole("padding_idx", padding_idx, -rows, rows - 1) % rows
         self.padding_idx = padding_idx
         gpu = table.store.gpu
         device = "cpu" if gpu is None or not _torch.cuda.is_available() else f"cuda:{gpu}"

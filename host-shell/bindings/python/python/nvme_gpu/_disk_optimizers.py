@@ -12,7 +12,7 @@ from ._disk_embedding import table_of
 from ._errors import Usage
 from ._gradients import check_averaged
 from ._operations import OPS, state
-from ._store import Table
+from ._table import Table
 
 
 def _rate(name: str, value: Any) -> float:

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import _buffers, _native
+from . import _arguments, _buffers, _native
 from ._errors import Usage
 from ._held import Held, OneProcess
 from ._native import View
-from ._store import Pending, Store, _flag, _whole, open as _open
+from ._store import Pending, Store, open as _open
 
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -102,7 +102,7 @@ class Volume(Held):
     __slots__ = ("_native", "_store", "_owns", "__weakref__")
 
     def __init__(self, store: Store | str | os.PathLike[str], part: int | None = None, **options: Any) -> None:
-        number = None if part is None else _whole("part", part, 1, 0xFFFF_FFFF)
+        number = None if part is None else _arguments.whole("part", part, 1, 0xFFFF_FFFF)
         self._owns = not isinstance(store, Store)
         if isinstance(store, Store):
             if options:
@@ -142,7 +142,7 @@ class Volume(Held):
 
         Raises :class:`NotFound`; :class:`Usage` for a path through what is no directory, and for links without an end.
         """
-        return _stat(self._native.stat(os.fsencode(path), _flag("follow_symlinks", follow_symlinks)))
+        return _stat(self._native.stat(os.fsencode(path), _arguments.flag("follow_symlinks", follow_symlinks)))
 
     def exists(self, path: _Path) -> bool:
         """Whether ``path`` names something; False for a link to nothing."""
@@ -265,7 +265,8 @@ class DriveFile(OneProcess, io.RawIOBase):
         if whence not in (io.SEEK_SET, io.SEEK_CUR, io.SEEK_END):
             raise Usage(f"whence is {whence!r}", "use io.SEEK_SET, io.SEEK_CUR or io.SEEK_END")
         origin = (0, self._at, self.nbytes)[whence]
-        self._at = _whole("the position", origin + _whole("offset", offset, -(1 << 63), (1 << 63) - 1), 0, (1 << 63) - 1)
+        moved = _arguments.whole("offset", offset, -(1 << 63), (1 << 63) - 1)
+        self._at = _arguments.whole("the position", origin + moved, 0, (1 << 63) - 1)
         return self._at
 
     def readinto(self, buffer: Any, /) -> int:
@@ -285,9 +286,9 @@ class DriveFile(OneProcess, io.RawIOBase):
 
     def pread(self, nbytes: int, offset: int) -> bytes:
         """``nbytes`` bytes from byte ``offset`` on, fewer at the end of the file. The position stays."""
-        offset = _whole("offset", offset, 0, (1 << 64) - 1)
+        offset = _arguments.whole("offset", offset, 0, (1 << 64) - 1)
         left = max(self.nbytes - offset, 0)
-        view, data = View.of_new_bytes(min(_whole("nbytes", nbytes, 0, sys.maxsize), left))
+        view, data = View.of_new_bytes(min(_arguments.whole("nbytes", nbytes, 0, sys.maxsize), left))
         self._fill(view, offset)
         return data
 
@@ -307,7 +308,8 @@ class DriveFile(OneProcess, io.RawIOBase):
         """
         self._check_open()
         most = (1 << 64) - 1
-        return self._native.pieces(_whole("offset", offset, 0, most), _whole("nbytes", nbytes, 0, most))
+        first = _arguments.whole("offset", offset, 0, most)
+        return self._native.pieces(first, _arguments.whole("nbytes", nbytes, 0, most))
 
     def check_unchanged(self) -> None:
         """Raises :class:`NvmeGpuError` with the code ``mismatch`` if the file's inode is not what it was when the file was
@@ -353,7 +355,7 @@ class MountedFile(DriveFile):
         self._store = store
         self._path = os.path.abspath(os.fspath(path))
         self._at = 0
-        number = None if part is None else _whole("part", part, 1, 0xFFFF_FFFF)
+        number = None if part is None else _arguments.whole("part", part, 1, 0xFFFF_FFFF)
         self._native = _native.DriveFile.mounted(store._native, self._path, number)
         self._stat = _stat(self._native.stat())
 

@@ -14,7 +14,7 @@ from ._native import Array, View
 
 if TYPE_CHECKING:
     from ._prefetch import Prefetch
-    from ._store import Table
+    from ._table import Table
 
 Check = Literal["now", "later"]
 OnError = Literal["raise", "zero", "nan"]
@@ -90,6 +90,9 @@ class RowTarget:
     """Where the rows and their status go."""
 
     __slots__ = ("address", "held", "is_judged", "out", "place", "status", "status_address")
+
+    address: int
+    out: Any
 
     def __init__(self, table: Table, ids: ResolvedIds, out: Any, status: Any, check: Check | None) -> None:
         # With a status, and where a caller passes `out` and gets the error from this call, rows that did not fail may be read.

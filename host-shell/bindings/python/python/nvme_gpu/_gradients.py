@@ -11,7 +11,7 @@ import torch as _torch
 
 from ._disk_embedding import DiskEmbedding, sparse_rows, table_of
 from ._errors import Usage
-from ._store import Table
+from ._table import Table
 
 
 def _weights(module: Any) -> list[Any]:

@@ -10,10 +10,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from . import _arguments
 from ._errors import KvLoadError, NvmeGpuError, Usage, listed
 from ._held import OneProcess
 from ._kv_moves import Move, adopted, load, put, save
-from ._store import Store, _whole
+from ._store import Store
 
 _MOST = (1 << 31) - 1
 
@@ -115,14 +116,14 @@ class KvStore(OneProcess):
         if isinstance(layers, str):
             raise TypeError("layers is of the type str: pass a number, or a list of names")
         if not isinstance(layers, Sequence):
-            layers = [str(number) for number in range(_whole("layers", layers, 1, 1 << 16))]
+            layers = [str(number) for number in range(_arguments.whole("layers", layers, 1, 1 << 16))]
         names = [str(name) for name in layers]
         if not names or len(set(names)) != len(names):
             raise Usage(f"{len(names)} layers, {len(set(names))} names", "name each layer once, one at least")
-        self._capacity = _whole("blocks", blocks, 1, _MOST)
-        self._tokens = _whole("block_tokens", block_tokens, 1, _MOST)
-        self._page = tuple(_whole("page_shape", one, 1, _MOST) for one in page_shape)
-        offset = _whole("offset", offset, 0, (1 << 62) - 1)
+        self._capacity = _arguments.whole("blocks", blocks, 1, _MOST)
+        self._tokens = _arguments.whole("block_tokens", block_tokens, 1, _MOST)
+        self._page = tuple(_arguments.whole("page_shape", one, 1, _MOST) for one in page_shape)
+        offset = _arguments.whole("offset", offset, 0, (1 << 62) - 1)
         self._tables = {}
         for name in names:
             table = store.table(offset, shape=(self._capacity, *self._page), dtype=dtype)
@@ -186,7 +187,7 @@ class KvStore(OneProcess):
         request is finished. Called again, it forgets what it found before.
         """
         ids = self._token_ids(tokens)
-        first, rest = divmod(_whole("num_computed_tokens", num_computed_tokens, 0, _MOST), self._tokens)
+        first, rest = divmod(_arguments.whole("num_computed_tokens", num_computed_tokens, 0, _MOST), self._tokens)
         if rest:
             raise Usage(f"{num_computed_tokens} computed tokens", f"pass a multiple of {self._tokens}")
         salt = _salt(extra)
@@ -218,8 +219,8 @@ class KvStore(OneProcess):
         are to be loaded. ``tokens``: all tokens of the request, where there are more than before."""
         with self._lock:
             request = self._known(request_id)
-            count, rest = divmod(_whole("num_external_tokens", num_external_tokens, 0, _MOST), self._tokens)
-            ids = [_whole("a block id", one, 0, _MOST) for one in block_ids]
+            count, rest = divmod(_arguments.whole("num_external_tokens", num_external_tokens, 0, _MOST), self._tokens)
+            ids = [_arguments.whole("a block id", one, 0, _MOST) for one in block_ids]
             if rest or count > len(request.matched) or (count and request.first + count > len(ids)):
                 raise Usage(
                     f"{num_external_tokens} tokens into {len(ids)} blocks, {len(request.matched) * self._tokens} were found",
@@ -316,7 +317,7 @@ class KvStore(OneProcess):
         the cache may change when this returns, on a GPU in the order of the current stream. Blocks for which there is no
         place are left out, as are those behind one that was not loaded.
         """
-        most = _MOST if num_tokens is None else _whole("num_tokens", num_tokens, 0, _MOST)
+        most = _MOST if num_tokens is None else _arguments.whole("num_tokens", num_tokens, 0, _MOST)
         with self._lock:
             table = self._table(layer)
             if self._loads[layer]:

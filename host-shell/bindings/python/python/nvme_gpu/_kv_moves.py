@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _buffers
 from ._errors import NvmeGpuError, Usage
-from ._store import Table
+from ._table import Table
 
 
 # Of a row that nothing was done for.

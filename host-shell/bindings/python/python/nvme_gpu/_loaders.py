@@ -8,12 +8,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from . import _buffers, _dtypes, _native
+from . import _arguments, _buffers, _dtypes, _native
 from ._catalog import Catalog, Entry
 from ._errors import Usage
 from ._gathers import same_gpu
 from ._held import Held, OneProcess
-from ._store import Store, _device, _whole
+from ._store import Store
 
 Layers = Sequence[str] | Mapping[str, Sequence[str]] | None
 
@@ -77,8 +77,8 @@ class LayerLoader(Held):
             places,
             catalog._file,
             _which(layers),
-            _whole("slots", slots, 1, 1 << 20),
-            None if ahead is None else _whole("ahead", ahead, 0, 1 << 20),
+            _arguments.whole("slots", slots, 1, 1 << 20),
+            None if ahead is None else _arguments.whole("ahead", ahead, 0, 1 << 20),
             _stay(resident),
             _order(order),
             _on_gpu(device, store),
@@ -122,7 +122,7 @@ class LayerLoader(Held):
                 raise Usage(f"there is no layer {layer!r}", "use one of names, or a number")
             index = self._names[layer]
         else:
-            index = _whole("layer", layer, 0, len(self._layers) - 1)
+            index = _arguments.whole("layer", layer, 0, len(self._layers) - 1)
         return Layer(self, index, stream)
 
     def _places(self, layer: int) -> dict[str, tuple[int, int]]:
@@ -365,8 +365,8 @@ def _which(layers: Any) -> list[str] | list[tuple[str, list[str]]] | None:
 
 def _stay(resident: Any) -> int | list[int]:
     if hasattr(resident, "__iter__"):
-        return [_whole("a resident layer", one, 0, 1 << 32) for one in resident]
-    return _whole("resident", resident, 0, (1 << 63) - 1)
+        return [_arguments.whole("a resident layer", one, 0, 1 << 32) for one in resident]
+    return _arguments.whole("resident", resident, 0, (1 << 63) - 1)
 
 
 def _order(order: Any) -> list[int] | None:
@@ -374,7 +374,7 @@ def _order(order: Any) -> list[int] | None:
         if order not in ("sequential", "learned"):
             raise Usage(f"order is {order!r}", "use 'sequential', 'learned', or a list of numbers")
         return None if order == "sequential" else []
-    found = [_whole("a layer of the order", one, 0, 1 << 32) for one in order]
+    found = [_arguments.whole("a layer of the order", one, 0, 1 << 32) for one in order]
     if not found:
         raise Usage("the order has no layers", "name them, or leave the order out")
     return found
@@ -384,7 +384,7 @@ def _on_gpu(device: Any, store: Store) -> bool | None:
     """Whether layers lie on the store's GPU; None where the store decides."""
     if device is None:
         return None
-    is_gpu, number = _device(device)
+    is_gpu, number = _arguments.device(device)
     if number is not None:
         same_gpu(store.gpu, (_buffers.CUDA, number), "device")
     return is_gpu

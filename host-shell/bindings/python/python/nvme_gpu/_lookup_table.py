@@ -13,7 +13,8 @@ from ._errors import Usage
 from ._files import DriveFile, Volume
 from ._gathers import OnError
 from ._scales import RowConversion
-from ._store import Store, Table, open as _open
+from ._store import Store, open as _open
+from ._table import Table
 
 _Source = "Store | Catalog | DriveFile | str | os.PathLike[str]"
 

@@ -19,7 +19,8 @@ import torch as _torch
 
 from ._errors import Usage
 from ._prefetch import Prefetch
-from ._store import Store, Table, open
+from ._store import Store, open
+from ._table import Table
 
 _LOCK = threading.Lock()
 _BY_NUMBER: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionary()

@@ -10,7 +10,7 @@ from ._held import OneProcess
 
 if TYPE_CHECKING:
     from ._gathers import Check
-    from ._store import Table
+    from ._table import Table
 
 
 class Prefetch(OneProcess):

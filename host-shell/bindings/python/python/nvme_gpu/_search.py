@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any, Callable, Literal, NamedTuple
 
-from . import _buffers, _dtypes, _native
+from . import _arguments, _buffers, _dtypes, _native
 from ._errors import Timeout, Usage
 from ._gathers import Check, known_check, same_gpu
 from ._held import Launching
 from ._native import Array, View
-from ._store import Store, _whole
+from ._store import Store
 
 Metric = Literal["euclidean", "cosine", "inner_product"]
 
@@ -50,7 +50,7 @@ class SearchIndex(Launching):
         if not isinstance(store, Store):
             raise TypeError(f"store is of the type {type(store).__name__}: use nvme_gpu.open")
         self._store = store
-        self._native = _native.SearchIndex(store._native, _whole("offset", offset, 0, (1 << 63) - 1))
+        self._native = _native.SearchIndex(store._native, _arguments.whole("offset", offset, 0, (1 << 63) - 1))
         self._info: dict[str, Any] = json.loads(self._native.info())
         if metric is not None and metric != self.metric:
             self._native.close()
@@ -132,13 +132,13 @@ class SearchIndex(Launching):
         """
         known_check(check)
         given = (
-            _whole("k", k, 1, _MOST_RESULTS),
-            _whole("candidates", candidates, 1, _MOST_LIST),
-            _whole("beam", beam, 1, _MOST_BEAM),
+            _arguments.whole("k", k, 1, _MOST_RESULTS),
+            _arguments.whole("candidates", candidates, 1, _MOST_LIST),
+            _arguments.whole("beam", beam, 1, _MOST_BEAM),
         )
         if given[1] < given[0]:
             raise Usage(f"{candidates} candidates for {k} results", "keep at least as many candidates")
-        threads = _whole("threads", threads, 1, 1024)
+        threads = _arguments.whole("threads", threads, 1, 1024)
         view, element = _numbers(queries, "queries")
         shape = tuple(view.shape)
         if not 1 <= len(shape) <= 2 or shape[-1] != self.dim:
@@ -233,11 +233,15 @@ def build_index(
     view, element = _numbers(vectors, "vectors")
     if len(view.shape) != 2:
         raise Usage(f"vectors have the shape {tuple(view.shape)}", "use (N, dim)")
-    place = _whole("offset", offset, 0, (1 << 63) - 1)
+    place = _arguments.whole("offset", offset, 0, (1 << 63) - 1)
     most = (1 << 32) - 1
     if sub_dim is None:
         sub_dim = min(4, max(1, view.shape[1]))
-    shape = (_whole("degree", degree, 0, most), _whole("candidates", candidates, 0, most), _whole("sub_dim", sub_dim, 0, most))
+    shape = (
+        _arguments.whole("degree", degree, 0, most),
+        _arguments.whole("candidates", candidates, 0, most),
+        _arguments.whole("sub_dim", sub_dim, 0, most),
+    )
     started = _native.build_index(store._native, place, view, min(view.shape[1], most), shape, (metric, element))
     try:
         while not started.wait(None if progress is None else 0.1):

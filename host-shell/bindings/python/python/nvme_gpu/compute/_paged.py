@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from .. import _native
+from .. import _arguments, _native
 from .._errors import Timeout, Usage
 from .._held import Launching, OneProcess
-from .._store import Store, Table, _device
+from .._store import Store
+from .._table import Table
 from . import _tensors as t
 from ._matrix import store_of
 
@@ -107,7 +108,7 @@ class KvPages(Launching):
         ``device``: ``"cpu"`` or ``"cuda"``; None is the GPU of the store, else the CPU. They take
         ``4 * kv_heads * head_dim`` bytes a page.
         """
-        on_gpu = self._store.gpu is not None if device is None else _device(device)[0]
+        on_gpu = self._store.gpu is not None if device is None else _arguments.device(device)[0]
         return Summaries(self, on_gpu)
 
     def choose(

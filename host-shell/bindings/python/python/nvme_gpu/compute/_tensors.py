@@ -6,11 +6,10 @@ import math
 import threading
 from typing import Any, Callable
 
-from .. import _buffers, _dtypes, _native
+from .. import _arguments, _buffers, _dtypes, _native
 from .._errors import Usage
 from .._gathers import Check, known_check, same_gpu
 from .._native import Array, View
-from .._store import _flag, _whole
 
 __all__ = [
     "Check",
@@ -36,7 +35,7 @@ __all__ = [
     "whole",
 ]
 
-flag, whole, known = _flag, _whole, known_check
+flag, whole, known = _arguments.flag, _arguments.whole, known_check
 
 FORMATS: dict[str, tuple[int, int, int]] = {
     "float32": (0, 1, 4),
