@@ -474,9 +474,10 @@ typedef struct nvme_gpu_range {
 } nvme_gpu_range;
 
 /*
- Rows by ids for nvme_gpu_gather(), nvme_gpu_scatter(), nvme_gpu_scatter_add() and their forms with _async. Set `size`,
- the fields that the function uses, and all others to 0: `nvme_gpu_row_request request = { .size = sizeof request,
- .ids = ... }`. A field that the function does not use is NVME_GPU_ERROR_USAGE.
+ Rows by ids for nvme_gpu_gather(), nvme_gpu_scatter(), nvme_gpu_scatter_add(), their forms with _async, and for
+ nvme_gpu_gather_begin() and nvme_gpu_gather_finish(). Set `size`, the fields that the function uses, and all others to
+ 0: `nvme_gpu_row_request request = { .size = sizeof request, .ids = ... }`. A field that the function does not use is
+ NVME_GPU_ERROR_USAGE.
  */
 typedef struct nvme_gpu_row_request {
   /*

@@ -140,6 +140,17 @@ template <typename Id> struct id_type;
 template <> struct id_type<int32_t> { static constexpr uint32_t value = NVME_GPU_I32; };
 template <> struct id_type<int64_t> { static constexpr uint32_t value = NVME_GPU_I64; };
 
+/* A request for the rows of `count` ids. The caller sets the fields that its call uses besides: `out` or `rows`,
+ * `stride`, `row_status`, `stream`, `stored` and `dtype`, `duplicates` or `element`. */
+template <typename Id> nvme_gpu_row_request request(const Id *ids, uint64_t count) noexcept {
+    nvme_gpu_row_request made{};
+    made.size = sizeof made;
+    made.ids = ids;
+    made.count = count;
+    made.id_type = id_type<Id>::value;
+    return made;
+}
+
 /* Rows of one size in a store. Closed with its store. */
 class table {
 public:
@@ -147,89 +158,69 @@ public:
 
     uint64_t rows() const noexcept { return nvme_gpu_table_rows(raw_.get()); }
     uint64_t row_bytes() const noexcept { return nvme_gpu_table_row_bytes(raw_.get()); }
+    /* Bytes of a row whose elements of `stored` come out as `dtype`: names as in nvme_gpu_row_request. */
+    uint64_t row_bytes_as(const char *stored, const char *dtype) const noexcept {
+        return nvme_gpu_table_row_bytes_as(raw_.get(), stored, dtype);
+    }
 
-    /* Rows by ids, one after the other. */
+    /* As nvme_gpu_gather() and the other functions of these names: memory of the host, or of the store's GPU in the
+       order of the request's stream. */
+    void gather(const nvme_gpu_row_request &request) const {
+        detail::check(nvme_gpu_gather(raw_.get(), &request, nullptr));
+    }
+    void scatter(const nvme_gpu_row_request &request) {
+        detail::check(nvme_gpu_scatter(raw_.get(), &request, nullptr));
+    }
+    void scatter_add(const nvme_gpu_row_request &request) {
+        detail::check(nvme_gpu_scatter_add(raw_.get(), &request, nullptr));
+    }
+    pending gather_async(const nvme_gpu_row_request &request) const { return begin(nvme_gpu_gather_async, request); }
+    pending scatter_async(const nvme_gpu_row_request &request) { return begin(nvme_gpu_scatter_async, request); }
+    pending scatter_add_async(const nvme_gpu_row_request &request) {
+        return begin(nvme_gpu_scatter_add_async, request);
+    }
+
+    /* Rows by ids, one after the other, in memory of the host. */
     template <typename Id> std::vector<unsigned char> gather(const std::vector<Id> &ids) const {
         std::vector<unsigned char> out(ids.size() * row_bytes());
         gather(ids.data(), ids.size(), out.data());
         return out;
     }
-    /* As nvme_gpu_gather(): memory of the host, or of the store's GPU in the order of `stream`. */
-    template <typename Id>
-    void gather(const Id *ids, uint64_t count, void *out, int32_t *status = nullptr, uint64_t stride = 0,
-                nvme_gpu_stream stream = nullptr) const {
-        auto wanted = request(ids, count, status, stride, stream);
-        wanted.out = out;
-        detail::check(nvme_gpu_gather(raw_.get(), &wanted, nullptr));
-    }
-    template <typename Id>
-    pending gather_async(const Id *ids, uint64_t count, void *out, nvme_gpu_stream stream = nullptr,
-                         int32_t *status = nullptr, uint64_t stride = 0) const {
-        return gather_as_async(nullptr, nullptr, ids, count, out, stream, status, stride);
-    }
-    /* Rows whose elements of `stored` come out as `dtype`: names as in nvme_gpu_row_request, also with memory of the
-       GPU. */
-    uint64_t row_bytes_as(const char *stored, const char *dtype) const noexcept {
-        return nvme_gpu_table_row_bytes_as(raw_.get(), stored, dtype);
-    }
     template <typename Id>
     std::vector<unsigned char> gather_as(const char *stored, const char *dtype, const std::vector<Id> &ids) const {
         std::vector<unsigned char> out(ids.size() * row_bytes_as(stored, dtype));
-        gather_as(stored, dtype, ids.data(), ids.size(), out.data());
+        auto wanted = request(ids.data(), ids.size());
+        wanted.out = out.data();
+        wanted.stored = stored;
+        wanted.dtype = dtype;
+        gather(wanted);
         return out;
     }
-    template <typename Id>
-    void gather_as(const char *stored, const char *dtype, const Id *ids, uint64_t count, void *out,
-                   int32_t *status = nullptr, uint64_t stride = 0, nvme_gpu_stream stream = nullptr) const {
-        auto wanted = request(ids, count, status, stride, stream);
+    template <typename Id> void gather(const Id *ids, uint64_t count, void *out) const {
+        auto wanted = request(ids, count);
         wanted.out = out;
-        wanted.stored = stored;
-        wanted.dtype = dtype;
-        detail::check(nvme_gpu_gather(raw_.get(), &wanted, nullptr));
+        gather(wanted);
     }
-    template <typename Id>
-    pending gather_as_async(const char *stored, const char *dtype, const Id *ids, uint64_t count, void *out,
-                            nvme_gpu_stream stream = nullptr, int32_t *status = nullptr, uint64_t stride = 0) const {
-        auto wanted = request(ids, count, status, stride, stream);
-        wanted.out = out;
-        wanted.stored = stored;
-        wanted.dtype = dtype;
-        nvme_gpu_pending_t *made = nullptr;
-        detail::check(nvme_gpu_gather_async(raw_.get(), &wanted, &made));
-        return pending(made);
-    }
-    template <typename Id>
-    void scatter(const Id *ids, uint64_t count, const void *rows, uint32_t duplicates = NVME_GPU_DUPLICATES_LAST,
-                 int32_t *status = nullptr, uint64_t stride = 0, nvme_gpu_stream stream = nullptr) {
-        auto wanted = request(ids, count, status, stride, stream);
+    template <typename Id> void scatter(const Id *ids, uint64_t count, const void *rows) {
+        auto wanted = request(ids, count);
         wanted.rows = rows;
-        wanted.duplicates = duplicates;
-        detail::check(nvme_gpu_scatter(raw_.get(), &wanted, nullptr));
+        scatter(wanted);
     }
     /* `element` is NVME_GPU_ADD_F32 and so on. */
-    template <typename Id>
-    void scatter_add(const Id *ids, uint64_t count, const void *rows, uint32_t element, int32_t *status = nullptr,
-                     uint64_t stride = 0, nvme_gpu_stream stream = nullptr) {
-        auto wanted = request(ids, count, status, stride, stream);
+    template <typename Id> void scatter_add(const Id *ids, uint64_t count, const void *rows, uint32_t element) {
+        auto wanted = request(ids, count);
         wanted.rows = rows;
         wanted.element = element;
-        detail::check(nvme_gpu_scatter_add(raw_.get(), &wanted, nullptr));
+        scatter_add(wanted);
     }
     nvme_gpu_table_t *get() const noexcept { return raw_.get(); }
 
 private:
-    template <typename Id>
-    static nvme_gpu_row_request request(const Id *ids, uint64_t count, int32_t *status, uint64_t stride,
-                                        nvme_gpu_stream stream) noexcept {
-        nvme_gpu_row_request made{};
-        made.size = sizeof made;
-        made.ids = ids;
-        made.count = count;
-        made.id_type = id_type<Id>::value;
-        made.stride = stride;
-        made.row_status = status;
-        made.stream = stream;
-        return made;
+    using async_call = nvme_gpu_status(nvme_gpu_table_t *, const nvme_gpu_row_request *, nvme_gpu_pending_t **);
+    pending begin(async_call call, const nvme_gpu_row_request &request) const {
+        nvme_gpu_pending_t *made = nullptr;
+        detail::check(call(raw_.get(), &request, &made));
+        return pending(made);
     }
     detail::handle<nvme_gpu_table_t, nvme_gpu_table_close> raw_;
 };

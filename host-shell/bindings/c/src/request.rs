@@ -28,9 +28,10 @@ pub const NVME_GPU_DUPLICATES_LAST: u32 = 0;
 /// nvme_gpu_row_request.duplicates: an id that comes twice is NVME_GPU_ERROR_USAGE, and nothing is written.
 pub const NVME_GPU_DUPLICATES_ERROR: u32 = 1;
 
-/// Rows by ids for nvme_gpu_gather(), nvme_gpu_scatter(), nvme_gpu_scatter_add() and their forms with _async. Set `size`,
-/// the fields that the function uses, and all others to 0: `nvme_gpu_row_request request = { .size = sizeof request,
-/// .ids = ... }`. A field that the function does not use is NVME_GPU_ERROR_USAGE.
+/// Rows by ids for nvme_gpu_gather(), nvme_gpu_scatter(), nvme_gpu_scatter_add(), their forms with _async, and for
+/// nvme_gpu_gather_begin() and nvme_gpu_gather_finish(). Set `size`, the fields that the function uses, and all others to
+/// 0: `nvme_gpu_row_request request = { .size = sizeof request, .ids = ... }`. A field that the function does not use is
+/// NVME_GPU_ERROR_USAGE.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct TableRequest {

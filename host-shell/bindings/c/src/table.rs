@@ -135,6 +135,48 @@ pub unsafe extern "C" fn nvme_gpu_table_row_bytes_as(
     })
 }
 
+/// Moves rows by a request of kind `of`, and waits.
+///
+/// # Safety
+/// As nvme_gpu_gather() in the header.
+unsafe fn run(
+    of: RowUse,
+    table: *mut TableHandle,
+    request: *const TableRequest,
+    report: *mut RowsReport,
+) -> nvme_gpu_status {
+    call(|| {
+        let open = TABLES.get(table, "table")?;
+        // SAFETY: the caller's.
+        unsafe {
+            let request = TableRequest::of(request, of)?;
+            let (verb, rows) = request.rows(open.table.row_bytes(), of)?;
+            now(&open, verb, &rows, request.stream, report)
+        }
+    })
+}
+
+/// Begins to move rows by a request of kind `of`.
+///
+/// # Safety
+/// As nvme_gpu_gather_async() in the header.
+unsafe fn start(
+    of: RowUse,
+    table: *mut TableHandle,
+    request: *const TableRequest,
+    pending: *mut *mut PendingHandle,
+) -> nvme_gpu_status {
+    call(|| {
+        let open = TABLES.get(table, "table")?;
+        // SAFETY: the caller's.
+        unsafe {
+            let request = TableRequest::of(request, of)?;
+            let (verb, rows) = request.rows(open.table.row_bytes(), of)?;
+            later(&open, verb, rows, request.stream, pending)
+        }
+    })
+}
+
 /// Copies row `ids[i]` of the table to place `i` of `out`, for every `i`, and waits. With `stored` and `dtype` the elements
 /// of the rows become wider on the way, and a place has nvme_gpu_table_row_bytes_as() bytes; only stored bytes are read.
 /// `report` is NULL or written.
@@ -151,15 +193,8 @@ pub unsafe extern "C" fn nvme_gpu_gather(
     request: *const TableRequest,
     report: *mut RowsReport,
 ) -> nvme_gpu_status {
-    call(|| {
-        let open = TABLES.get(table, "table")?;
-        // SAFETY: as the header says.
-        unsafe {
-            let request = TableRequest::of(request, RowUse::Gather)?;
-            let (verb, rows) = request.rows(open.table.row_bytes(), RowUse::Gather)?;
-            now(&open, verb, &rows, request.stream, report)
-        }
-    })
+    // SAFETY: as the header says.
+    unsafe { run(RowUse::Gather, table, request, report) }
 }
 
 /// As nvme_gpu_gather(), and returns at once. With GPU memory it is a part of `stream`, which may be captured:
@@ -172,15 +207,8 @@ pub unsafe extern "C" fn nvme_gpu_gather_async(
     request: *const TableRequest,
     pending: *mut *mut PendingHandle,
 ) -> nvme_gpu_status {
-    call(|| {
-        let open = TABLES.get(table, "table")?;
-        // SAFETY: as the header says.
-        unsafe {
-            let request = TableRequest::of(request, RowUse::Gather)?;
-            let (verb, rows) = request.rows(open.table.row_bytes(), RowUse::Gather)?;
-            later(&open, verb, rows, request.stream, pending)
-        }
-    })
+    // SAFETY: as the header says.
+    unsafe { start(RowUse::Gather, table, request, pending) }
 }
 
 /// Writes place `i` of `rows` to row `ids[i]` of the table, for every `i`, and waits. Bytes beside the rows do not
@@ -200,15 +228,8 @@ pub unsafe extern "C" fn nvme_gpu_scatter(
     request: *const TableRequest,
     report: *mut RowsReport,
 ) -> nvme_gpu_status {
-    call(|| {
-        let open = TABLES.get(table, "table")?;
-        // SAFETY: as the header says.
-        unsafe {
-            let request = TableRequest::of(request, RowUse::Scatter)?;
-            let (verb, rows) = request.rows(open.table.row_bytes(), RowUse::Scatter)?;
-            now(&open, verb, &rows, request.stream, report)
-        }
-    })
+    // SAFETY: as the header says.
+    unsafe { run(RowUse::Scatter, table, request, report) }
 }
 
 /// As nvme_gpu_scatter(), and returns at once: see nvme_gpu_gather_async().
@@ -218,15 +239,8 @@ pub unsafe extern "C" fn nvme_gpu_scatter_async(
     request: *const TableRequest,
     pending: *mut *mut PendingHandle,
 ) -> nvme_gpu_status {
-    call(|| {
-        let open = TABLES.get(table, "table")?;
-        // SAFETY: as the header says.
-        unsafe {
-            let request = TableRequest::of(request, RowUse::Scatter)?;
-            let (verb, rows) = request.rows(open.table.row_bytes(), RowUse::Scatter)?;
-            later(&open, verb, rows, request.stream, pending)
-        }
-    })
+    // SAFETY: as the header says.
+    unsafe { start(RowUse::Scatter, table, request, pending) }
 }
 
 /// Adds place `i` of `rows` to row `ids[i]` of the table, for every `i`, and waits. The elements are `element`,
@@ -238,15 +252,8 @@ pub unsafe extern "C" fn nvme_gpu_scatter_add(
     request: *const TableRequest,
     report: *mut RowsReport,
 ) -> nvme_gpu_status {
-    call(|| {
-        let open = TABLES.get(table, "table")?;
-        // SAFETY: as the header says.
-        unsafe {
-            let request = TableRequest::of(request, RowUse::Add)?;
-            let (verb, rows) = request.rows(open.table.row_bytes(), RowUse::Add)?;
-            now(&open, verb, &rows, request.stream, report)
-        }
-    })
+    // SAFETY: as the header says.
+    unsafe { run(RowUse::Add, table, request, report) }
 }
 
 /// As nvme_gpu_scatter_add(), and returns at once: see nvme_gpu_gather_async().
@@ -256,13 +263,6 @@ pub unsafe extern "C" fn nvme_gpu_scatter_add_async(
     request: *const TableRequest,
     pending: *mut *mut PendingHandle,
 ) -> nvme_gpu_status {
-    call(|| {
-        let open = TABLES.get(table, "table")?;
-        // SAFETY: as the header says.
-        unsafe {
-            let request = TableRequest::of(request, RowUse::Add)?;
-            let (verb, rows) = request.rows(open.table.row_bytes(), RowUse::Add)?;
-            later(&open, verb, rows, request.stream, pending)
-        }
-    })
+    // SAFETY: as the header says.
+    unsafe { start(RowUse::Add, table, request, pending) }
 }

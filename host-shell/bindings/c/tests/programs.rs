@@ -161,7 +161,7 @@ fn all(name: &str, flags: &[&str], before: &[&str]) {
     }
     let program = compile(&folder, "loader.cpp", flags);
     run(&folder, before, &program, &[image]);
-    for source in ["errors.c", "changed.c", "gpu.c", "plus.cpp"] {
+    for source in ["errors.c", "request.c", "changed.c", "gpu.c", "plus.cpp"] {
         let program = compile(&folder, source, flags);
         run(&folder, before, &program, &[]);
     }

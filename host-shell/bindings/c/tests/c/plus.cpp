@@ -77,7 +77,10 @@ static void rows() {
     std::vector<int32_t> small = {49};
     CHECK(table.gather(small) == std::vector<unsigned char>(gathered.begin() + 8, gathered.end()));
     int32_t status[2] = {9, 9};
-    auto later = table.gather_async(ids.data(), ids.size(), found, nullptr, status);
+    auto wanted = nvme_gpu::request(ids.data(), ids.size());
+    wanted.out = found;
+    wanted.row_status = status;
+    auto later = table.gather_async(wanted);
     later.wait();
     CHECK(status[0] == 0 && status[1] == 0 && later.report().failed == 0);
     // The upper half of 8.0f is a bfloat16, as the lower one is.
@@ -87,15 +90,32 @@ static void rows() {
     CHECK(of_rows.size() == sizeof(wide));
     std::memcpy(wide, of_rows.data(), sizeof(wide));
     CHECK(wide[0] == 0.0f && wide[1] == 2.0f && wide[6] == 0.0f && wide[7] == 8.0f);
-    table.gather_as_async("bfloat16", "float32", ids.data(), 1, wide + 4).wait();
+    wanted = nvme_gpu::request(ids.data(), 1);
+    wanted.stored = "bfloat16", wanted.dtype = "float32", wanted.out = wide + 4;
+    table.gather_async(wanted).wait();
     CHECK(wide[5] == 2.0f);
     throws<nvme_gpu::usage>(NVME_GPU_ERROR_USAGE, "q8_0", [&] { table.gather_as("q8_0", "int8", ids); });
     ids[1] = 50;
     throws<nvme_gpu::usage>(NVME_GPU_ROW_OUT_OF_RANGE, "", [&] { table.gather(ids); });
     throws<nvme_gpu::usage>(NVME_GPU_ERROR_USAGE, "", [&] { store.open_table(0, 1, 0); });
+    // Places with gaps, at once and later; a request of one call is not that of another.
+    ids = {5, 6};
+    const float gaps[] = {1.0f, 1.0f, -1.0f, 2.0f, 2.0f, -1.0f};
+    auto change = nvme_gpu::request(ids.data(), ids.size());
+    change.rows = gaps, change.stride = 3 * sizeof(float);
+    table.scatter(change);
+    table.scatter_async(change).wait();
+    change.element = NVME_GPU_ADD_F32;
+    table.scatter_add(change);
+    table.scatter_add_async(change).wait();
+    table.gather(ids.data(), ids.size(), found);
+    CHECK(found[0] == 3.0f && found[1] == 3.0f && found[2] == 6.0f && found[3] == 6.0f);
+    throws<nvme_gpu::usage>(NVME_GPU_ERROR_USAGE, "element", [&] { table.scatter(change); });
+    throws<nvme_gpu::usage>(NVME_GPU_ERROR_USAGE, "rows", [&] { table.gather(change); });
+    throws<nvme_gpu::usage>(NVME_GPU_ERROR_USAGE, "rows", [&] { (void)table.gather_async(change); });
     ids = {3, 3};
-    throws<nvme_gpu::usage>(NVME_GPU_ERROR_USAGE, "",
-                            [&] { table.scatter(ids.data(), 2, sums, NVME_GPU_DUPLICATES_ERROR); });
+    change.element = 0, change.duplicates = NVME_GPU_DUPLICATES_ERROR;
+    throws<nvme_gpu::usage>(NVME_GPU_ERROR_USAGE, "", [&] { table.scatter(change); });
 }
 
 // Each kind of failure of a device is a type of its own.
