@@ -181,7 +181,7 @@ pub fn run_of(
 #[derive(Default)]
 pub struct WarpFailures {
     pub rows: u64,
-    /// Word of the first of them, as [`worst`] encodes it.
+    /// The failed row with the lowest number, with its member and code, as [`worst`] encodes them; 0 if no row failed.
     pub worst: u64,
 }
 

@@ -4,39 +4,41 @@
 //! with the host and with each other. Kernels that compute are in `nvme-compute-kernel`; rings and slots are in
 //! `nvme-core`, for host and GPU.
 //!
-//! - [`QueueArray`]: queues as the host hands them to a kernel of yours; see docs/link-the-core.md.
+//! - [`QueueArray`]: queues as the host passes them to your kernel; see docs/link-the-core.md.
 //! - `TableRows` (on the GPU only), [`rows`]: rows of a table by ids, read by any thread.
-//! - `RangeStream` (on the GPU only), [`ring`]: a range of bytes that a warp reads in pieces while it uses those that
-//!   came.
-//! - `WarpReads` (on the GPU only): rows that a warp reads by its lanes, and uses where they have landed.
-//! - `GpuThread`, `WholeWarp`, `WholeBlock`, `WarpLanes`, `arch` (on the GPU only): where code runs, and who acts
-//!   together.
-//! - [`gate`]: admission of kernels to queues that the host may reset. [`BatchRecord`]: hands a batch in flight from one
-//!   launch to another. [`row_cache`]: the index of a cache of rows. [`strips`]: a pipeline of matrix slices between groups
+//! - `RangeStream` (on the GPU only), [`ring`]: a range of bytes that a warp reads in pieces while it uses the pieces
+//!   that have been read.
+//! - `WarpReads` (on the GPU only): rows that the lanes of a warp read, and that it uses in the buffers of the reads.
+//! - `GpuThread`, `WholeWarp`, `WholeBlock`, `WarpLanes`, `arch` (on the GPU only): the execution contexts, the groups of
+//!   threads that act together, and the GPU's instructions.
+//! - [`gate`]: admission of kernels to queues that the host may reset. [`BatchRecord`]: passes a batch in flight from one
+//!   launch to the next. [`row_cache`]: the index of a cache of rows. [`strips`]: a pipeline of matrix slices between groups
 //!   of threads.
-//! - [`work`], [`Kernel`], [`PTX`] (the last two on the host only): the kernels of the demo, the benchmark and the tests (feature `kernels`), and
-//!   the words of a launch's parameters and results.
+//! - [`work`], [`Kernel`], [`PTX`] (the last two on the host only): the kernels of the demo, the benchmark and the tests
+//!   (feature `kernels`), and the words of a launch's parameters and results.
 //! - Feature `device-library`: the shared queue for CUDA C++, see `include/nvme_gpu_device.cuh`.
 //!
 //! `cargo xtask ptx` builds it for `nvptx64-nvidia-cuda`. No queue logic lives here: kernels call the
 //! same collective and shared queues that the host can run. The crate brings the panic handler and
 //! `memcmp`.
 //!
-//! # A kernel of one's own
+//! # Your own kernel
 //!
 //! `nvme-gpu-kernel/examples/gpu-histogram` is a whole crate: manifest, kernel and the host's side of its argument.
-//! `cargo xtask ptx` compiles it for the GPU, so it stays true. Its kernel, in short:
+//! `cargo xtask ptx` compiles it for the GPU, so that it stays correct. Its kernel, in short:
 //!
 //! ```text
 //! #[unsafe(no_mangle)]
 //! pub unsafe extern "ptx-kernel" fn histogram(args: Args) {
 //!     let Some(queue) = (unsafe { args.queues.shared(index) }) else { return };
-//!     let token = queue.submit(&Gpu, Command::new(nvm::read(nsid, lba, blocks), data, cell), deadline_ns)?;
+//!     let command = MemberCommand::new(nvm::read(nsid, lba, blocks), data, cell);
+//!     let Ok(token) = queue.submit(&GpuThread, command, deadline_ns) else { return };
 //!     // ... work on another buffer ...
-//!     let (outcome, _) = queue.wait(&Gpu, token, deadline_ns)?;
+//!     let end = queue.wait(&GpuThread, token, deadline_ns);
+//! }
 //! ```
 //!
-//! What both sides share is an argument that holds [`QueueArray`]:
+//! Host and kernel share the type of the argument, which holds a [`QueueArray`]:
 //!
 //! ```
 //! /// Passed by value; the fields are device addresses and numbers.

@@ -1,12 +1,11 @@
 //! Queues that CUDA kernels drive. The driver library is looked up when it is needed and never linked.
 //!
-//! Here belongs what calls the CUDA driver or cuFile, and what gives a controller's queues and memory to kernels and
-//! takes them back. Bytes and rows of a store are in the crate above, measurements in
-//! `nvme_host`.
+//! Here belongs what calls the CUDA driver or cuFile, and what lends a controller's queues and memory to kernels. Bytes
+//! and rows of a store are in `nvme-store`, measurements in `nvme-bench`.
 //!
 //! From the bottom up:
 //!
-//! - [`Gpu`]: the driver and one GPU of it, or one clear line why there is none.
+//! - [`Gpu`]: the CUDA driver and one GPU; where there is none, an error of one line says why.
 //! - [`RegisteredMemory`], [`DeviceMemory`]: memory of this process or of a device that is mapped for the GPU, and
 //!   GPU memory.
 //! - [`QueueKernels`], [`Stream`]: the embedded kernels, launches, and a watch over them with a deadline.
@@ -17,7 +16,7 @@
 //! - [`GpuQueuePairs`]: queue pairs of a controller that the GPU drives, and their recovery.
 //! - [`GpuRings`]: queue pairs whose rings lie in GPU memory.
 //! - [`KernelQueues`]: queue pairs for kernels that the caller launches.
-//! - [`LaunchTrace`]: what kernels recorded.
+//! - [`LaunchTrace`]: the events that kernels recorded.
 //! - [`GpuSession`]: all of that for one namespace, as the command line uses it.
 //!
 //! Every call into the driver lies in this crate.

@@ -1,4 +1,5 @@
-//! Prints the class of each token of a tokenizer.json, a line each: `cargo run --example classes -- tokenizer.json`
+//! Prints the class of each token of a tokenizer.json, one line for each token. Tokens whose texts differ only in
+//! accents, case or kind of white space have one class: `cargo run --example classes -- tokenizer.json`
 
 use std::error::Error;
 use std::io::Write as _;

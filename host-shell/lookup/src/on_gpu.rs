@@ -27,15 +27,16 @@ pub struct StepTokens {
     pub is_wide: bool,
     /// Number of sequences, at least 1.
     pub sequences: u32,
-    /// Address of `sequences` + 1 `i32`: the first token of each sequence, and the end of the last one. 0 for one sequence
-    /// of all tokens. Tokens of no sequence get row id -1.
+    /// Address of `sequences` + 1 `i32`: the first token of each sequence, and the end of the last one. 0 if all tokens
+    /// are one sequence. Tokens of no sequence get row id -1.
     pub starts: u64,
-    /// Address of the histories, [`GpuNgramHash::history_tokens`] `i64` each, the newest token last. 0 for sequences that
-    /// begin.
+    /// Address of the histories, [`GpuNgramHash::history_tokens`] `i64` each, the newest token last. 0 if every
+    /// sequence begins with this step.
     pub histories: u64,
     /// Number of histories.
     pub history_count: u64,
-    /// Address of an `i64` for each sequence, the number of its history. 0 for histories in the order of the sequences.
+    /// Address of an `i64` for each sequence, the number of its history. 0 if the histories are in the order of the
+    /// sequences.
     pub slots: u64,
 }
 

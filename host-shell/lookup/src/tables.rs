@@ -58,7 +58,7 @@ impl NgramTables {
         }
     }
 
-    /// Returns the rows of the table of `layer` with those that pad it to the multiple that the configuration asks for.
+    /// Returns the number of rows of the table of `layer`, rounded up to the multiple that the configuration asks for.
     ///
     /// # Errors
     /// As [`of_layer`](Self::of_layer).

@@ -1,4 +1,5 @@
-//! What a lost server leaves behind in our process. Alone in its file: it counts descriptors.
+//! Checks what a lost server leaves behind in this process. This test has a file of its own,
+//! because tests in one process would change its count of descriptors.
 #![cfg(all(feature = "sim", feature = "vfio-user"))]
 
 mod common;

@@ -99,13 +99,14 @@ impl Model {
         make().map_err(text)
     }
 
-    /// Puts a pass over all layers into the stream: each is copied out after `busy` copies of 8 MiB.
+    /// Enqueues a pass over all layers in the stream: each is copied out after `busy` copies of 8 MiB.
     fn pass(&self, busy: u32) -> nvme_host::Result<()> {
         let half = self.ballast.len() / 2;
         for index in 0..LAYERS as usize {
             let layer = self.loader.layer_for(index, self.stream.handle())?;
             let (begin, to) = (self.ballast.address(), self.out.address());
-            // SAFETY: two halves of one memory; the layer and its place in the output.
+            // SAFETY: the first copy stays inside `ballast`, whose halves do not overlap. The second one writes the
+            // layer's own part of `out`.
             unsafe {
                 for _ in 0..busy {
                     self.stream.copy_within(begin + half as u64, begin, half)?;

@@ -15,7 +15,10 @@
 #define BAR 2
 /* Pages of a GPU. */
 #define GPU_PAGE 65536
-/* What a handle is: any number of pages. */
+/*
+ * The only handle. The caller maps the memory at the file offset HANDLE pages;
+ * any number would do.
+ */
 #define HANDLE 0x40
 
 static char *bdf = "0000:00:18.0";

@@ -60,7 +60,7 @@ impl MatmulMethod {
     }
 }
 
-/// One way with matrices of one size.
+/// Measurements of one implementation with matrices of one size.
 #[derive(Clone, Debug)]
 pub struct LadderCase {
     /// Implementation that multiplied.
@@ -71,7 +71,8 @@ pub struct LadderCase {
     pub element: MatrixElement,
     /// Seconds of each run.
     pub seconds: Vec<f64>,
-    /// The largest error of a sample, in parts of the sum of its products' sizes, over all runs.
+    /// The largest relative error of a sampled element over all runs: its error divided by the sum of the absolute
+    /// values of the products that it adds.
     pub error: f64,
 }
 

@@ -325,7 +325,8 @@ impl GatherHalves {
         let halved = self.halved_of(gather, 0);
         // SAFETY: the caller's.
         unsafe { self.launch(stream, HalfOfGather::First, &halved) }?;
-        // Without the event nothing can be ordered after the launch, so that the stations stay taken.
+        // If the event is not recorded, no second launch can be ordered after this one. The stations stay taken, and
+        // the record is leaked, because the GPU may still write it.
         let recorded = self.point.record();
         match &recorded {
             Ok(()) => self.is_begun.store(true, Ordering::Release),

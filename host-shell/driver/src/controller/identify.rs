@@ -9,7 +9,7 @@ use nvme_core::spec::{Nsid, nvm};
 use zerocopy::FromBytes;
 
 impl Controller {
-    /// Returns the command set of a namespace, where it has another than NVM and says so.
+    /// Returns the command set of a namespace; `None` if it is NVM or if the controller does not report one.
     pub(super) fn command_set(&self, nsid: Nsid) -> Result<Option<String>> {
         let what = "Identify Namespace Identification Descriptors";
         let list = self

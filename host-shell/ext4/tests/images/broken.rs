@@ -51,7 +51,8 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-/// Places of nodes of the level `depth` outside of inodes.
+/// Returns the offsets of nodes of extent trees at `depth` that fill a block of 1,024 bytes. They have room for 84
+/// entries; the root in an inode has room for 4.
 fn nodes(bytes: &[u8], depth: u16) -> Vec<usize> {
     let places = (0..bytes.len()).step_by(1024);
     places

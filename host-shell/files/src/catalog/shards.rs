@@ -16,7 +16,8 @@ use std::path::{Component, Path, PathBuf};
 /// Limit of the index in bytes, as for the header of a single file.
 const MOST: u64 = 100_000_000;
 
-/// `model.safetensors.index.json`. Another key would say something that is not known here.
+/// The content of `model.safetensors.index.json`. A file with another key is refused, because the key's meaning is
+/// unknown.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ShardIndex {

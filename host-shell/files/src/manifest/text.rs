@@ -90,7 +90,7 @@ impl Manifest {
             xxh3: format!("{:016x}", self.xxh3),
             parts: parts.collect(),
         };
-        // Numbers and texts alone: nothing of it fails.
+        // The value holds only numbers, strings and lists, so that serialization cannot fail.
         serde_json::to_string_pretty(&text).unwrap_or_default()
     }
 }

@@ -13,7 +13,8 @@ const VS: usize = 8;
 const MAPPERS: usize = 4;
 
 fn version(bar: *mut u8) -> u32 {
-    // SAFETY: inside the mapped BAR, or a SIGBUS.
+    // SAFETY: `VS` lies inside the BAR that the caller mapped. If the BAR is gone, SIGBUS ends this child process,
+    // which the test expects.
     unsafe { bar.wrapping_add(VS).cast::<u32>().read_volatile() }
 }
 

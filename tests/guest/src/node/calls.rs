@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Bytes of the memory that calls may name.
 const ARENA: usize = 1 << 20;
 const PAGE: u64 = node::PAGE as u64;
-/// Numbers of the module's calls with their sizes, and what is none of them.
+/// Request codes of ioctl: the five calls of the module, then two codes that the module does not know.
 const CALLS: [u64; 7] = [
     0xC020_4EE0,
     0xC030_4EE1,

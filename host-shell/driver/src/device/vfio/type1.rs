@@ -68,12 +68,13 @@ impl Type1Group {
         &self.file
     }
 
-    /// Returns the addresses that the IOMMU translates, where the kernel says so.
+    /// Returns the addresses that the IOMMU translates, if the kernel reports them.
     pub fn ranges(&self) -> Option<&[RangeInclusive<u64>]> {
         self.limits.ranges.as_deref()
     }
 
-    /// Returns the limit on the number of mappings, where the kernel reports it.
+    /// Returns the limit on the number of mappings, if the kernel reports it. The kernel reports how many are left;
+    /// this was read before the first mapping.
     pub fn most_mappings(&self) -> Option<u32> {
         self.limits.mappings_left
     }

@@ -104,7 +104,7 @@ impl DeviceNode {
         }
     }
 
-    /// As messages name it: /dev/nvme0n1.
+    /// Returns the path of the device node for messages, such as /dev/nvme0n1.
     pub fn name(&self) -> String {
         format!("/{}", self.path)
     }
