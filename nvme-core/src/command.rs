@@ -124,7 +124,7 @@ mod tests {
         }
     }
 
-    /// The place of each member that says yes, when those of `yes` do.
+    /// Returns the entry index of each member in `yes`, when exactly the members in `yes` vote yes.
     fn places(tiles: bool, yes: &[u32]) -> Vec<u32> {
         let leading = (0u32..).zip(yes).take_while(|(rank, one)| rank == *one);
         let leading = leading.count() as u32;

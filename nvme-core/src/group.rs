@@ -55,7 +55,7 @@ pub trait ThreadGroup {
     /// Waits for every member; what each did to memory before happens before what each does after.
     fn sync(&self);
 
-    /// Counts the members with `mine`.
+    /// Counts the members whose `mine` is true.
     fn vote(&self, mine: bool) -> GroupVote;
 
     /// Returns the leader's value to every member.
@@ -89,7 +89,7 @@ pub trait ThreadGroup {
     }
 }
 
-/// True if [`ThreadGroup::READS`] is within its rules.
+/// Tests whether [`ThreadGroup::READS`] follows its rule: 1, or for groups of one member an even number from 4 to 16.
 pub(crate) const fn reads_are_possible<G: ThreadGroup>() -> bool {
     G::READS == 1 || G::MOST == 1 && G::READS.is_multiple_of(2) && G::READS >= 4 && G::READS <= 16
 }

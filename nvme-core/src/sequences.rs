@@ -25,13 +25,13 @@ use std::{format, println};
 
 const NEVER: u64 = 1 << 30;
 
-/// Three pages: two of them in a list.
+/// A transfer of three pages, two of which are in a list.
 const DATA: CommandData<'static> = CommandData::Contiguous {
     iova: Iova(0x1000),
     len: 3 * 4096,
 };
 
-/// More than any queue's commands.
+/// A count above that of any queue's commands.
 const ALL: u32 = u32::MAX;
 
 /// The operations of one member, each under its name.
@@ -175,7 +175,7 @@ fn shared(size: usize, wants_dw0: bool) -> Vec<OperationAccount> {
     })
 }
 
-/// The accounts of groups of every size, as text: equal ones under one heading.
+/// Returns the accounts of groups of every size, as text. Equal accounts share one heading.
 fn text_of(name: &str, parts: &[&str], run: impl Fn(usize) -> Vec<OperationAccount>) -> String {
     let mut sections: Vec<(Vec<String>, String)> = Vec::new();
     for size in [1, 8, 32, 64] {
@@ -207,7 +207,7 @@ fn each_operation_does_what_the_memory_model_says_in_its_order() {
     let mut text = format!("[queue pair]\n{}\n", pair.text(&[""]));
     text += &text_of("collective", &[""], |size| collective(size, false));
     text += &text_of("shared queue", &[""], |size| shared(size, false));
-    // Only what takes completions does something else then.
+    // Only the calls that take completions differ if dword 0 is wanted.
     let parts = &["reap", "drain"];
     text += &text_of("collective, dword 0 wanted", parts, |size| {
         collective(size, true)
@@ -265,8 +265,8 @@ impl ThreadGroup for AskedMember<'_> {
     }
 }
 
-/// The holder of the ring lock gives up after some rounds, by a store. Of a second one the lock's next holder would
-/// know nothing.
+/// The holder of the ring lock gives up after some rounds, and its leader unlocks with one swap. A second swap by
+/// another member could release the lock while its next holder has it.
 #[test]
 fn the_leader_alone_releases_a_lock_that_is_asked_for_too_often() {
     let memory = PairMemory::new(16, 8);

@@ -1,4 +1,4 @@
-//! A group of one: everything that a larger group agrees on is what its one member says.
+//! A group of one: its one member's values are the results of every exchange and vote.
 #![cfg(not(loom))]
 
 use nvme_core::group::{GroupVote, LoneThread, ThreadGroup};
@@ -21,7 +21,8 @@ fn one_member_agrees_with_itself() {
     LoneThread.sync();
 }
 
-/// What is asked of the seven neighbours that it lacks is answered by the member itself.
+/// Exchanges with the seven neighbours of a tile, which a lone thread lacks, return the thread's
+/// own value.
 #[test]
 fn one_member_is_no_tile() {
     assert!(!LoneThread.tiles());

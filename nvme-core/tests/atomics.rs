@@ -11,7 +11,7 @@ const ORDERS: [Order; 4] = [
 ];
 const SCOPES: [Scope; 3] = [Scope::Cta, Scope::Gpu, Scope::Sys];
 
-/// Each order in each scope.
+/// Calls `work` with each order in each scope.
 fn each(mut work: impl FnMut(Order, Scope)) {
     for order in ORDERS {
         for scope in SCOPES {
@@ -77,7 +77,8 @@ fn a_value_made_anew_is_the_same_value() {
     }
 }
 
-/// Data before a release, an acquire before the data: by the stores and loads, and by fences.
+/// A thread that acquires a flag sees the data that was stored before the flag's release: by loads
+/// and stores with these orders, and by fences.
 #[test]
 fn what_was_stored_before_a_release_is_seen_after_its_acquire() {
     for fenced in [false, true] {

@@ -5,7 +5,7 @@ use nvme_core::spec::{Cid, Qid, Status};
 use nvme_core::sync::{AtomicU64, Scope};
 use nvme_core::trace::{EventTracer, TraceEvent, TraceRing};
 
-/// One of each kind, and what it prints.
+/// Returns one event of each kind, with the text that it prints.
 fn events() -> [(TraceEvent, &'static str); 6] {
     let (qid, cid) = (Qid(3), Cid(0x1002));
     [
@@ -58,7 +58,7 @@ fn a_ring_holds_an_event_in_two_words() {
 fn a_tracer_records_where_it_was_told_to() {
     let words: [AtomicU64; 9] = Default::default();
     let ring = TraceRing::new(&words);
-    // By default nowhere.
+    // The default tracer records nothing.
     EventTracer::default().record(events()[0].0);
     assert!(words.iter().all(|word| word.load_settled(Scope::Sys) == 0));
     let tracer = EventTracer::into_ring(ring);
@@ -78,7 +78,7 @@ fn a_tracer_records_where_it_was_told_to() {
     }
 }
 
-/// What happens to a command, in the order in which it happens.
+/// The tracer records a command's events in the order in which they happen.
 #[cfg(feature = "trace")]
 #[test]
 fn a_queue_pair_tells_its_tracer_what_happens() {

@@ -21,7 +21,7 @@ const LISTS: u64 = 0x70_0000;
 struct Memory {
     sq: Vec<SqCell>,
     cq: Vec<CqCell>,
-    /// Tail, head.
+    /// The tail and the head doorbell.
     bells: Vec<AtomicU32>,
     lists: Vec<AtomicU64>,
     state: Vec<AtomicU32>,
@@ -94,7 +94,7 @@ fn an_attached_queue_uses_the_memory_that_its_words_name() {
     assert_eq!(memory.bells[0].load(Order::Relaxed, Scope::Sys), 1);
     let sqe = memory.sq[0].load();
     assert_eq!(sqe.cid(), token.cid());
-    // Of the slot's list: three pages after the first.
+    // PRP2 names the slot's list, which holds the three pages after the first one.
     let slot = u64::from(sqe.cid().0 & 0xFFF);
     assert_eq!(sqe.dptr, [0x10_0000, LISTS + slot * 32]);
     let list = &memory.lists[slot as usize * 4..][..4];

@@ -13,7 +13,7 @@ use nvme_core::{
 const SLOTS: usize = 7;
 const BASE: u64 = 0x10_0000;
 
-/// Submits one transfer per slot over list memory that begins at `base`; what came of each.
+/// Submits one transfer per slot over list memory that begins at `base`; returns the result of each.
 fn submit(
     base: u64,
     page: PageSize,
@@ -69,7 +69,7 @@ fn the_documented_words_are_enough_in_every_slot() {
             let len = pages * page.bytes();
             let share = ListMemory::share(page, len);
             assert!(each_slot_maps(BASE, page, share, len), "{pages} pages");
-            // Anywhere: from the start of a page, its middle, and its last word.
+            // Lists begin anywhere in a page: at its start, in its middle, and at its last word.
             let words = prp::list_words(page, len);
             for at in [0, 8, 1024, page.bytes() - 16, page.bytes() - 8] {
                 assert!(
@@ -94,7 +94,8 @@ fn the_longest_transfer_is_what_every_slot_can_map_and_no_more() {
                 each_slot_maps(BASE + at, page, share, most),
                 "{share} words from {at}: not {most} bytes"
             );
-            // What the documentation says of the two sizes.
+            // The documentation promises that `list_words`, and `share` for a share that is placed like this one,
+            // suffice.
             let words = prp::list_words(page, most);
             let is_placed = at.is_multiple_of(share.clamp(1, 512) as u64 * 8);
             let by_share = is_placed && ListMemory::share(page, most) == share;

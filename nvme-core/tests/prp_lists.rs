@@ -1,5 +1,5 @@
-//! Where a PRP list ends and where it chains, one entry either side of every full page: a walk that
-//! knows the specification alone goes over what the core wrote.
+//! The ends and chain pointers of PRP lists, with one entry more and less than every full page: a walk that follows the
+//! specification alone reads the lists that the core wrote.
 #![cfg(not(loom))]
 
 use nvme_core::PointerError;
@@ -8,12 +8,12 @@ use nvme_core::prp::{self, PrpPair};
 use nvme_core::spec::{Iova, PageSize};
 use nvme_core::sync::AtomicU64;
 
-/// Where list memory begins; nothing else has addresses there.
+/// Start of the list memory; no data page has an address there.
 const LISTS: u64 = 0x4000_0000_0000;
 /// A word that was never written. No entry and no pointer has this value.
 const UNWRITTEN: u64 = 0xA5A5_A5A5_A5A5_A5A5;
 
-/// List memory as the controller finds it.
+/// List memory as the controller reads it.
 struct Lists {
     words: Vec<AtomicU64>,
     iova: Iova,
@@ -30,7 +30,7 @@ impl Lists {
         DmaWords::new(&self.words, self.iova)
     }
 
-    /// What the controller reads at an address.
+    /// Returns the word that the controller reads at `address`.
     fn read(&self, address: u64) -> u64 {
         let bytes = address.checked_sub(self.iova.0).expect("below the lists");
         assert_eq!(bytes % 8, 0, "entries are 8 bytes");
@@ -53,9 +53,9 @@ impl Lists {
 struct Walk {
     /// The pages of data, as (address, bytes).
     data: Vec<(u64, u64)>,
-    /// Entries of lists that are data.
+    /// Number of list entries that point to data.
     entries: u64,
-    /// Entries that are pointers to a next list.
+    /// Number of list entries that point to the next list page.
     chains: u64,
 }
 
@@ -97,14 +97,14 @@ fn walk(page: u64, prps: PrpPair, len: u64, lists: &Lists) -> Walk {
 /// A buffer that needs a list of `entries` entries.
 struct Case {
     page: PageSize,
-    /// Into the first page.
+    /// Offset of the buffer in its first page.
     offset: u64,
     entries: u64,
     /// Bytes in the last page.
     last: u64,
-    /// Of the list, into its first page.
+    /// Offset of the list in its first page.
     list_offset: u64,
-    /// Pointers to a next list that it must have.
+    /// Number of pointers to a next list page that the list must have.
     chains: u64,
 }
 
@@ -114,14 +114,14 @@ impl Case {
         page - self.offset + (self.entries - 1) * page + self.last
     }
 
-    /// Maps it, contiguous and scattered, and compares what a controller finds there.
+    /// Maps the buffer, contiguous and scattered, and compares the pages that a controller finds with it.
     fn check(&self) {
         let page = self.page.bytes();
         let base = 0x7_0000_0000 / page * page;
         let contiguous: Vec<Iova> = (0..=self.entries)
             .map(|index| Iova(base + index * page))
             .collect();
-        // Every other page, backwards: no two are neighbours.
+        // The pages are every other one, backwards, so that no two are neighbours.
         let scattered: Vec<Iova> = (0..=self.entries)
             .map(|index| Iova(base + 2 * (self.entries - index) * page))
             .collect();
@@ -135,7 +135,7 @@ impl Case {
                 false => prp::map_table(self.page, self.offset, self.len(), pages, view),
             };
             let need = (self.entries + self.chains) as usize;
-            // More room than it needs, to see that it takes no more.
+            // The list has more room than it needs, which shows that no word past its end is written.
             let lists = Lists::new(LISTS + self.list_offset, need + 600);
             let prps = map(lists.view()).expect("a valid buffer");
             let told = format!(
@@ -160,7 +160,7 @@ impl Case {
             );
             assert_eq!(lists.written(), need, "{told}: words written");
 
-            // The memory that this takes is enough, and no word less.
+            // A list with exactly the counted words suffices; with one word less it is refused.
             let enough = Lists::new(lists.iova.0, need);
             assert_eq!(map(enough.view()), Ok(prps), "{told}");
             let less = Lists::new(lists.iova.0, need - 1);
@@ -168,7 +168,7 @@ impl Case {
         }
     }
 
-    /// With whole and broken first and last pages.
+    /// Checks each case of `table` with whole and with partial first and last pages.
     fn check_all(page: PageSize, list_offset: u64, table: &[(u64, u64)]) {
         for &(entries, chains) in table {
             for offset in [0, 4, page.bytes() / 2, page.bytes() - 4] {
@@ -209,7 +209,7 @@ fn a_full_page_chains_only_when_an_entry_follows() {
     Case::check_all(PageSize::KIB4, 0, &table);
 }
 
-/// The words of these two lists, by hand.
+/// The words of the two lists were written by hand.
 #[test]
 fn the_last_word_of_a_page_is_data_of_512_entries_and_a_pointer_of_513() {
     let map = |entries: u64, lists: &Lists| {

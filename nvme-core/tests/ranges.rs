@@ -1,4 +1,4 @@
-//! Ranges of blocks that cannot be transferred: which ones, and what is said of them.
+//! Ranges of blocks that cannot be transferred, and their error messages.
 
 use nvme_core::spec::Lba;
 use nvme_core::transfer::{RangeError, TransferLimits, TransferPiece, split};
@@ -35,7 +35,7 @@ fn each_refusal_names_its_cause() {
         text(0, 1, small),
         "one block is longer than the controller's largest transfer: reformat"
     );
-    // What is wrong with the range itself is said first.
+    // An error in the range itself is reported before one in the limits.
     assert_eq!(split(Lba(0), 0, small).err(), Some(RangeError::Empty));
 }
 

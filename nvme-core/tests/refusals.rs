@@ -24,7 +24,7 @@ impl Write for Room {
     }
 }
 
-/// No message claims to be whole when a part of it was lost.
+/// A message that was cut off is reported as an error.
 #[test]
 fn a_text_that_does_not_fit_is_an_error() {
     let cid = Cid(0x1002);
@@ -69,7 +69,7 @@ fn there_is_no_state_of_an_impossible_queue() {
         assert!(state(entries, slots).is_none(), "{entries}, {slots}");
     }
     assert!(state(64, 63).is_some());
-    // Possible, but not in so little memory.
+    // These sizes are possible, but this state has too few words for them.
     assert!(QueueState::possible(1024, 63) && state(1024, 63).is_none());
 }
 
@@ -80,7 +80,7 @@ fn a_list_begins_at_a_whole_entry() {
         let list = DmaWords::new(&memory, Iova(0x10_0000 + offset));
         let mapped = prp::map(PageSize::KIB4, Iova(0x1000), 3 * 4096, list);
         assert_eq!(mapped, Err(PointerError::Misaligned), "at {offset}");
-        // Where no list is needed, its place does not matter.
+        // If no list is needed, its alignment does not matter.
         assert!(prp::map(PageSize::KIB4, Iova(0x1000), 8192, list).is_ok());
     }
 }

@@ -5,10 +5,11 @@ use nvme_core::mem::{DoorbellRegister, SqCell, SqRing};
 use nvme_core::spec::{Iova, Nsid, Sqe};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 
-/// What the doorbell holds that was not rung.
+/// Value of a doorbell that was not rung since.
 const QUIET: u32 = 77;
 
-/// After a restart exactly as many entries are pushed as were rung for before: the doorbell is rung for them, too.
+/// After a restart, as many entries as before lead to the same doorbell value: the queue must ring for them although
+/// the value repeats.
 #[test]
 fn a_restarted_queue_rings_for_as_many_as_before() {
     let cells: [SqCell; 8] = Default::default();

@@ -26,7 +26,7 @@ pub fn queue_words(launch: &LaunchArguments, index: u32) -> Option<&QueueWords> 
     Some(unsafe { &*words.add(index as usize) })
 }
 
-/// The counts of one thread. Rare events go to the report at once, which keeps registers free.
+/// The counts of one thread. Rare events are added to the report at once, which keeps registers free.
 #[derive(Default)]
 pub struct ThreadTally {
     pub completed: u32,

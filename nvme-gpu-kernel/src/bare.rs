@@ -56,7 +56,7 @@ entry! {
     /// out, an upper word back, `commands` times. One thread. Round n has n in every word.
     ///
     /// # Safety
-    /// The first queue of the launch is memory that a host thread answers on; nothing else uses it.
+    /// The first queue of the launch is memory through which a host thread answers; nothing else uses it.
     pub unsafe fn nvme_pingpong(launch: LaunchArguments) {
         let report = launch.report as usize as *mut LaunchReport;
         let Some(words) = queue_words(&launch, 0) else {

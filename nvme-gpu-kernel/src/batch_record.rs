@@ -1,10 +1,11 @@
 //! Words by which a launch hands a batch in flight to a later launch: its station, whose queue and slots no other group
 //! uses meanwhile.
 //!
-//! The order of calls. The first launch: [`BatchRecord::open`]; then it submits by a [`BatchQueue`](nvme_core::BatchQueue),
-//! leaves the gate and calls [`publish`](BatchRecord::publish), or [`close`](BatchRecord::close) without a station. The
-//! second one: [`take`](BatchRecord::take); with a batch it passes the gate at the station again and compares the
-//! [`GateEpoch`], before it touches the queue. Whatever comes of it, the station is its own then, to be freed.
+//! The order of calls. The first launch calls [`BatchRecord::open`], submits by a
+//! [`BatchQueue`](nvme_core::BatchQueue), leaves the gate and calls [`publish`](BatchRecord::publish), or
+//! [`close`](BatchRecord::close) if it has no station. The second launch calls [`take`](BatchRecord::take); with a
+//! batch it passes the gate at the station again and compares the [`GateEpoch`], before it touches the queue. The
+//! station then belongs to the second launch, which frees it in any case.
 //!
 //! Invariant: a station that a record names is taken, and exactly one group gets it from the record. A graph may be
 //! launched again before the batch was taken, and two graphs may run at once; then [`open`](BatchRecord::open) returns
@@ -17,7 +18,7 @@ use nvme_core::sync::{AtomicU32, Order, Scope};
 const OPENED: u32 = 1;
 /// Bit of the state: the station is in the record.
 const HELD: u32 = 2;
-/// Bit of the state: the ids may be others than those of the commands.
+/// Bit of the state: the ids may have changed since the commands were submitted.
 const OUTDATED: u32 = 4;
 /// Shift of the station in the state: whoever changes the state from it owns the station.
 const STATION_SHIFT: u32 = 8;
@@ -34,7 +35,7 @@ pub struct BegunBatch {
     pub station: u32,
     /// Epoch of the gate when they were submitted.
     pub epoch: GateEpoch,
-    /// Its commands, ended, are to be submitted again.
+    /// True if the ids may have changed: the commands are ended, and the rows are read again.
     pub is_outdated: bool,
 }
 
@@ -54,11 +55,11 @@ impl<'a> BatchRecord<'a> {
         Self { words }
     }
 
-    /// Opens the record for a batch. Returns false if the one before it was not taken: that one is out of date now, and
-    /// this group submits nothing.
+    /// Opens the record for a batch. Returns false if the batch before it was not taken: that batch is out of date now,
+    /// and this group submits nothing.
     #[inline(always)]
     pub fn open(&self) -> bool {
-        // Acquire: pairs with the release of `take`; the words of the batch before were read.
+        // Acquire: pairs with the release of `take`, after which nobody reads the words of the batch before.
         let was = self.words[STATE].fetch_or(OPENED, Order::Acquire, Scope::Gpu);
         if was & OPENED != 0 {
             self.words[STATE].fetch_or(OUTDATED, Order::Release, Scope::Gpu);
@@ -70,7 +71,7 @@ impl<'a> BatchRecord<'a> {
     /// group has left the gate. So a recovery waits for no one between the two launches.
     #[inline(always)]
     pub fn publish(&self, batch: BegunBatch, deadline_ns: u64) {
-        // One by one: an array would be a stack in the kernel.
+        // Stored one by one: an array would be placed on a stack in the kernel.
         let put = |word: usize, value| self.words[word].store(value, Order::Relaxed, Scope::Gpu);
         put(EPOCH, batch.epoch.0);
         put(DEADLINE, deadline_ns as u32);

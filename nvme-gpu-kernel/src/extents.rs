@@ -8,9 +8,9 @@ use core::mem::offset_of;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct TableExtent {
-    /// Its first byte, counted from the first byte of row 0, without the bytes between the ranges.
+    /// First byte of the range, counted from the first byte of row 0, without the bytes between the ranges.
     pub first: u64,
-    /// Its first byte in the namespace.
+    /// First byte of the range in the namespace.
     pub byte: u64,
 }
 
@@ -40,7 +40,7 @@ pub struct MappedLaunch<T> {
 /// Bytes of a row that are contiguous in the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowSpan {
-    /// The blocks that hold them.
+    /// The blocks that hold the bytes.
     pub place: RowBlocks,
     /// Number of bytes, at least 1.
     pub bytes: u32,

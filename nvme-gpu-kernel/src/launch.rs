@@ -136,8 +136,8 @@ pub unsafe fn id(rows: &GatherLaunch, index: u64) -> i64 {
 
 /// Returns the first and the last lane of the command that includes this lane's row.
 ///
-/// Neighbouring leading lanes with consecutive blocks share a command, at most `most` of them. Meaningless
-/// for lanes that do not lead.
+/// Neighbouring leading lanes with consecutive blocks share a command, at most `most` of them. The result is
+/// meaningless for lanes that do not lead.
 ///
 /// Merging saves commands and doorbells: a drive serves one read of several blocks faster than as many reads
 /// of one block.

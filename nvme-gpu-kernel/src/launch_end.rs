@@ -21,9 +21,9 @@ use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
 const COUNT_BITS: u32 = 24;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
 
-/// Adds `failed` rows to the launch's failures, and `worst` of them; returns true if there are any. The
-/// number of these results is an argument of [`end_block`]. One thread for each count calls it, before its
-/// block ends.
+/// Adds `failed` rows to the launch's failures, with `worst`, the word of the first of these rows; returns true if
+/// there are any. The caller counts the threads that got true and passes the number to [`end_block`]. One thread for
+/// each count calls it, before its block ends.
 #[inline(always)]
 pub fn report(rows: &GatherLaunch, failed: u64, worst: u64) -> bool {
     if failed == 0 {
@@ -116,7 +116,7 @@ unsafe fn tell(rows: &GatherLaunch, ends: u32) {
         if failed != 0 {
             failed = arch::swap(&raw mut (*progress).failed, 0);
             worst = arch::swap(&raw mut (*progress).worst, 0);
-            // Before those that are kept are added: each failure is counted once.
+            // Added before the kept failures are, so that each failure is counted once.
             let ever = failed_ever.load(Order::Relaxed, Scope::Sys) + failed;
             failed_ever.store(ever, Order::Relaxed, Scope::Sys);
         }

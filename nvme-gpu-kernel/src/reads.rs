@@ -109,8 +109,8 @@ impl<'r> WarpReads<'r> {
         first.wrapping_add(arch::thread() / 32)
     }
 
-    /// Submits the read of row `id`, which the table has, for each lane with `wants`. Rows fit into slots.
-    /// Every lane of the warp calls it, and has seen the ends of all earlier reads.
+    /// Submits the read of row `id`, a valid row of the table, for each lane with `wants`. Rows fit into slots. Every
+    /// lane of the warp calls it, and has seen the ends of all earlier reads.
     #[inline(always)]
     pub fn ask(&mut self, id: u32, wants: bool) {
         self.look();

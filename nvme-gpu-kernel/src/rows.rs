@@ -106,7 +106,7 @@ pub const fn filled(byte: u8) -> u32 {
 pub const fn failed_byte(failed_as: u32, at: u32) -> u8 {
     match Format::of_number(failed_as) {
         Some(format) => format.zero_byte(at),
-        // Without the mark it is 0.
+        // A byte that [`filled`] did not make is 0.
         None => failed_as as u8,
     }
 }
@@ -175,14 +175,15 @@ pub struct HalvedGather {
     pub kept_ids: u64,
     /// Address of a `u32` in host memory for each station: rows that second launches read by themselves there.
     pub late_rows: u64,
-    /// Number of the first stations, of those with a queue, that may be taken from one launch to the other. The others
-    /// are for blocks that run, so that none waits for a launch behind it in its stream.
+    /// Number of stations, the first ones of those with a queue, that a batch may hold from the first launch to the
+    /// second. The remaining stations are for blocks that run, so that no block waits for a launch behind its own in
+    /// the stream.
     pub held_stations: u32,
     /// 1 for a second launch that reads nothing, and only frees the stations.
     pub is_dropped: u32,
 }
 
-/// Rows that a launch writes at most, where it is given ids: each is compared with all later ones.
+/// Largest number of rows that a launch with ids writes: each id is compared with all later ones.
 pub const SCATTER_ROWS: u64 = 32_768;
 
 /// Parameters of a launch that writes rows: `nvme_scatter`. First byte and length of the table's rows are
@@ -190,7 +191,7 @@ pub const SCATTER_ROWS: u64 = 32_768;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ScatterLaunch {
-    /// Parameters shared with a gather; rows come from `out`.
+    /// Parameters shared with a gather; the rows are read from `out`.
     pub gather: GatherLaunch,
     /// Address of a `u64` in GPU memory, which each block increments when its writes have ended.
     pub written: u64,
@@ -218,7 +219,7 @@ pub struct WidenLaunch {
     /// Address of the scales of row 0 of the table, if they are stored: those of row k are
     /// [`ScaleLayout::row_bytes`](nvme_formats::ScaleLayout::row_bytes) times k bytes further on.
     pub scales: u64,
-    /// What the elements are multiplied by.
+    /// Layout of the scales that the elements are multiplied by.
     pub layout: nvme_formats::ScaleLayout,
 }
 
@@ -231,18 +232,18 @@ pub const MEMBERS: u32 = 32;
 pub struct StripedMember {
     /// Queues, with a result cell for each row of each station.
     pub queues: QueueArray,
-    /// Address of the words of its gate, for as many stations as the launch has.
+    /// Address of the words of the member's gate, which has a word for each station of the launch.
     pub gate: u64,
     /// Address of a `u32` for each station: the word of a [`GateReference`](crate::gate::GateReference) of the
     /// station's warps.
     pub stations: u64,
-    /// Address of its slot memory: [`STATION_BYTES`] for each station.
+    /// Address of the member's slot memory: [`STATION_BYTES`] for each station.
     pub slots: u64,
-    /// Address of its slot memory for its controller.
+    /// Address of the same slot memory for the member's controller.
     pub slots_iova: u64,
     /// Namespace.
     pub nsid: u32,
-    /// log2 of the bytes of its blocks.
+    /// Block size of the member's namespace, as log2 of bytes.
     pub block_shift: u32,
 }
 
@@ -345,7 +346,7 @@ impl ListedLaunch {
     }
 }
 
-/// Limit of the ranges of a list: offsets of their bytes have 32 bits.
+/// Largest number of ranges in a list: the byte offset of a range in the list has 32 bits.
 pub const LIST_RANGES: u32 = (u32::MAX / size_of::<RangeTarget>() as u32) + 1;
 
 /// A piece of a range, read by one command.
@@ -398,7 +399,7 @@ pub struct FollowLaunch {
 pub struct LaunchProgress {
     /// Number of rows that were not read.
     pub failed: u64,
-    /// [`worst`] of the first of them.
+    /// Word of the first of these rows, as [`worst`] encodes it.
     pub worst: u64,
     /// Number of blocks that have ended, and marks of launches with only some blocks ended; see `launch_end`.
     pub blocks: u64,

@@ -103,7 +103,7 @@ pub fn claim_by(
         while next < count {
             let station = first.wrapping_add(next) % count;
             let owner = owner(rows, station);
-            // The first one is mostly free: a load before the exchange would be a trip for nothing.
+            // The first station is mostly free, so that a load before the exchange would be a wasted trip to memory.
             let may_be_free = (next | turn) == 0 || owner.load(Order::Relaxed, Scope::Gpu) == FREE;
             // Acquire: pairs with the release of the block that held the station; its last accesses to the
             // slots come before this block's. Without it a late copy out of a slot could see this block's

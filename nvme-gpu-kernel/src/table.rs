@@ -44,11 +44,11 @@ macro_rules! kernels {
 }
 
 kernels! {
-    /// One thread a queue: one thread in each block.
+    /// One thread drives each queue; each block has one such thread.
     Owner "nvme_owner" false;
     /// One warp a queue.
     Warp "nvme_warp" false;
-    /// One block of 128 threads a queue.
+    /// One block of 128 threads drives each queue.
     Block "nvme_block" false;
     /// Same as [`Owner`](Self::Owner), with a trace.
     OwnerTraced "nvme_owner_traced" false;

@@ -1,5 +1,5 @@
-//! The two launches of a gather in halves, beside a controller that the test plays: what lies between them decides what
-//! the second one does.
+//! The two launches of a gather in halves, beside a controller that the test plays: what happens between the launches
+//! decides what the second one does.
 // UNSAFETY: the kernels take addresses of memory that each test keeps.
 #![allow(unsafe_code)]
 #![cfg(feature = "lanes")]
@@ -153,7 +153,8 @@ impl World {
         self.rings.iter().enumerate().map(of).sum()
     }
 
-    /// Moves the blocks of each command that was rung for: each word is its own place in the namespace.
+    /// Answers each command that was rung for. Each word of its blocks gets its byte offset in the namespace as
+    /// content.
     fn serve(&self) {
         for (index, ring) in self.rings.iter().enumerate() {
             let tail = ring.doorbells[0].load(Order::Acquire, Scope::Sys);
@@ -393,7 +394,7 @@ fn rows_that_find_no_queue_are_read_by_the_second_half() {
         (world.is_free(), world.late_rows()),
         ([false, true], COUNT as u32)
     );
-    // Without a first half there are no ids: what is left in the record are those.
+    // This launch has no first half, so that no ids are passed: it uses the ids that are still in the record.
     assert_eq!(world.finish(SOME), ALL_OK);
 }
 
@@ -428,7 +429,7 @@ fn reads_without_an_end_keep_the_station_until_the_recovery() {
     assert_eq!(world.gate().take_lost(), Some(0));
 }
 
-/// The deadline is that of the first half: once it has passed, nothing is waited for.
+/// The deadline counts from the first half: once it has passed, the second half waits for nothing.
 #[test]
 fn the_deadline_counts_from_the_first_half() {
     let world = World::new();
@@ -438,7 +439,7 @@ fn the_deadline_counts_from_the_first_half() {
     let before_ns = world.now_ns.get();
     assert_eq!(world.finish(SOME), [code::TIMED_OUT; COUNT]);
     assert!(world.now_ns.get() < before_ns + TIMEOUT_NS);
-    // What has ended meanwhile is there, however late it is looked at.
+    // Commands that ended in time count, even if the second half looks at them after the deadline.
     let world = World::new();
     world.begin(SOME);
     world.serve();

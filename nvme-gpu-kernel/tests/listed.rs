@@ -39,7 +39,8 @@ fn value(word: &AtomicU64) -> u64 {
     word.load(Order::Relaxed, Scope::Gpu)
 }
 
-/// Launches a read of the list, for one range and eight pieces at most. The place of each range keeps its bytes.
+/// Launches a read of the list, for one range and eight pieces at most, and checks that the memory of the range was not
+/// written.
 fn read(head: [u64; 2], ranges: &[RangeTarget]) -> Ended {
     let place = wide([CANARY; 2048]);
     let of = |range: &RangeTarget| [range.byte, range.bytes, address(&place), range.first];

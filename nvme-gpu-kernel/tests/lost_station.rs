@@ -27,7 +27,7 @@ const ROW: u32 = 512;
 const ENTRIES: u32 = 16;
 const SLOTS: u32 = 8;
 const NO_CODE: i32 = 77;
-/// What slots hold that no kernel has touched.
+/// Value of the words of slots that no kernel has written.
 const CANARY: u64 = 0xA5A5_A5A5_A5A5_A5A5;
 
 fn values(of: &[AtomicU64]) -> Vec<u64> {
@@ -52,7 +52,7 @@ struct World {
     written: Vec<AtomicU32>,
 }
 
-/// What the kernels leave for the next ones.
+/// The state that kernels leave behind.
 #[derive(Debug, PartialEq, Eq)]
 struct Left {
     cells: Vec<u64>,
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// Reads one row, or writes it: its code.
+    /// Launches a read or a write of one row and returns the code of the row.
     fn launch(&self, writes: bool) -> i32 {
         self.status[0].store(NO_CODE as u32, Order::Relaxed, Scope::Gpu);
         let gather = GatherLaunch {
@@ -201,7 +201,7 @@ fn a_station_whose_command_has_no_end_is_kept_with_its_cells_until_a_reset() {
         assert_eq!(world.launch(false), code::NOT_RUN, "after writes {writes}");
         assert_ne!(world.launch(true), code::OK, "after writes {writes}");
         assert_eq!(world.left(), lost, "writes {writes}");
-        // A reset alone gives nothing back: the host does, when it has found the station.
+        // A reset alone frees nothing: the host frees the station once it has found it by `take_lost`.
         world.reset();
         assert_eq!(world.launch(false), code::NOT_RUN, "after writes {writes}");
         assert_eq!(values(&world.cells), lost.cells, "writes {writes}");

@@ -77,7 +77,8 @@ impl World {
         RunningLaunch::new(grid, move || unsafe { nvme_gather(gather) })
     }
 
-    /// How many launches have ended, and the failed rows with the first of them, as the host sees them.
+    /// Returns the number of launches that have ended, and the failed rows with the first of them, as the host sees
+    /// them.
     fn told(&self) -> (u32, u64, Option<(u64, i32)>) {
         let [failed, worst, ended] =
             [0, 1, 2].map(|word: usize| self.summary[word].load(Order::Relaxed, Scope::Sys));
@@ -129,7 +130,8 @@ fn launches_that_overlap_are_counted_and_the_last_end_tells_all_failures() {
             (rows..=all).contains(&failed),
             "seed {seed}: {failed} of {all}"
         );
-        // The next one may count them once more, but no others, and the one after it counts its own alone.
+        // The next launch may report these failures once more, but no others, and the launch after it reports its own
+        // alone.
         run(vec![world.launch()], &mut pick);
         let (ended, failed, worst) = world.told();
         assert_eq!((ended, worst), (together + 1, first), "seed {seed}");
@@ -145,14 +147,15 @@ fn launches_that_overlap_are_counted_and_the_last_end_tells_all_failures() {
     }
 }
 
-/// Halves of two launches end before the other halves begin: no end is the end of one of them.
+/// Half of the blocks of each launch end before the other halves begin, so that no count of ended blocks belongs to one
+/// launch alone.
 #[test]
 fn an_end_of_two_halves_forgets_nothing() {
     let rows = ROWS as u64;
     for seed in 0..8 {
         let (world, mut pick) = (World::new(), random(seed));
         let mut launches = [world.launch(), world.launch()];
-        // Until each has begun to end: what they tell first is of both.
+        // The loop takes turns until both launches have ended: the report then covers both.
         let mut turns = 0;
         let mut has_ended = [false; 2];
         while has_ended != [true; 2] {

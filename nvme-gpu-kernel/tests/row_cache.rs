@@ -1,4 +1,4 @@
-//! Lines of a cache of rows: what finds a line, and what it leaves behind.
+//! Lines of a cache of rows: lookups that find a line, and the state that they leave.
 
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_gpu_kernel::row_cache::{RowCache, WAYS, epoch};

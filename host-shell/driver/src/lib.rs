@@ -1,10 +1,10 @@
 //! The driver for users of blocks: reaches an NVMe controller, brings it up, and moves blocks from ordinary threads.
 //!
 //! Here belongs what a controller needs on the host: transports, DMA memory, PCI and sysfs, bring-up and recovery,
-//! admin commands, namespaces and queues, and the [`Error`] of all crates above. What reads rows, files or models,
-//! launches kernels or measures does not: `nvme_host` brings that together.
+//! admin commands, namespaces and queues, and the [`Error`] of all crates above. Code that reads rows, files or models,
+//! launches kernels or measures is in the crates above; `nvme_host` re-exports them all.
 //!
-//! - [`Device`]: how a controller is reached. [`open`] makes one from the text of `--device`.
+//! - [`Device`]: the transport by which a controller is reached. [`open`] makes one from the text of `--device`.
 //! - [`Controller`]: bring-up, admin commands, shutdown on drop.
 //! - [`Namespace`]: blocking reads and writes of any range.
 //! - [`DriverQueue`]: a queue pair for one thread: submit, ring, poll.

@@ -84,7 +84,8 @@ pub enum PortRole {
     Other,
 }
 
-/// ACS control: a request of one peer to another goes to the root complex, whatever the switch could do.
+/// ACS control: a request of one peer to another is always sent up to the root complex, although the switch could
+/// forward it.
 ///
 /// P2P Request Redirect, P2P Completion Redirect, P2P Egress Control: what Linux's P2PDMA looks at.
 pub const ACS_REDIRECTS: u16 = 1 << 2 | 1 << 3 | 1 << 5;

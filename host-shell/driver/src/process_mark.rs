@@ -1,4 +1,4 @@
-//! Which process something belongs to.
+//! A mark of the process that owns a resource.
 // UNSAFETY: has a function called in each child of `fork`.
 #![allow(unsafe_code)]
 
@@ -17,8 +17,8 @@ impl ProcessMark {
     /// Returns the calling process.
     pub fn here() -> Self {
         if !COUNTS.load(Ordering::Relaxed) {
-            // Two threads that get here together register the handler twice, so that each fork counts twice,
-            // which is as good. Without memory only the process number distinguishes processes. SAFETY: the
+            // Two threads that arrive here together register the handler twice; each fork then counts twice, which
+            // still changes the count. Without memory only the process number distinguishes processes. SAFETY: the
             // handler increments a word, which a child of a multi-threaded process may do.
             unsafe { libc::pthread_atfork(None, None, Some(count)) };
             COUNTS.store(true, Ordering::Relaxed);
@@ -49,11 +49,11 @@ mod tests {
         let here = ProcessMark::here();
         assert_eq!(here, ProcessMark::here());
         let forks = here.word() as u32;
-        // SAFETY: the child calls what a child may, and ends.
+        // SAFETY: the child calls only functions that are allowed after a fork of a multi-threaded process, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let is_counted = ProcessMark::here().word() as u32 != forks;
-            // SAFETY: ends the child without its parent's handlers.
+            // SAFETY: this ends the child without its parent's exit handlers.
             unsafe { libc::_exit(i32::from(is_counted)) };
         }
         let mut status = 0;

@@ -5,7 +5,7 @@ pub use nvme_formats::ScaleFormat;
 use nvme_formats::{Format, ScaleLayout, WideFormat};
 use std::sync::Arc;
 
-/// Stored elements of format `from` come out as `to`.
+/// A conversion of rows in a gather: stored elements of format `from` become elements of format `to`.
 ///
 /// ```
 /// use nvme_driver::widen::RowWidening;
@@ -36,7 +36,7 @@ pub enum FailedContent {
     /// Zeros.
     #[default]
     Zeros,
-    /// This byte, in each byte of the stored row. Rows that are widened on the way are those whose stored bytes it is.
+    /// This byte in each byte of the stored row. Rows that the gather widens get the conversion of such a stored row.
     Bytes(u8),
 }
 
@@ -172,7 +172,7 @@ pub struct RowScales {
     memory: ScaleMemory,
 }
 
-/// What all scales of a table are multiplied by, or divided by.
+/// The factor by which all scales of a table are multiplied or divided.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScaleFactor {
     /// A multiplier, as `weight_scale_2` in files of NVIDIA's Model Optimizer; 1.0 changes nothing.
@@ -181,10 +181,10 @@ pub enum ScaleFactor {
     Over(f32),
 }
 
-/// Where stored scales lie, row after row.
+/// Location of the stored scales, row after row.
 #[derive(Clone)]
 pub enum ScaleMemory {
-    /// None are stored: the factor is the scale of all elements.
+    /// No scales are stored: the factor is the scale of all elements.
     Nowhere,
     /// Memory of the host, for rows that the CPU gathers.
     Host(Arc<[u8]>),
@@ -198,7 +198,7 @@ pub enum ScaleMemory {
 }
 
 impl std::fmt::Debug for ScaleMemory {
-    /// Writes how many bytes there are, and none of them.
+    /// Prints the number of bytes without their content.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Nowhere => f.write_str("Nowhere"),
@@ -304,7 +304,7 @@ impl RowScales {
         }
     }
 
-    /// Returns the address of the scales for the kernels of a GPU, 0 where none are stored.
+    /// Returns the address of the scales for the kernels of a GPU; 0 if no scales are stored.
     ///
     /// # Errors
     /// [`Error::Usage`] for scales in memory of the host.

@@ -12,9 +12,8 @@ const MOST_BYTES: usize = 2_000;
 const BEGIN: usize = 1_500;
 const END: usize = 400;
 
-/// Returns the remedy with the options of the tool, in which the library names what a user can set, as another
-/// interface calls them. `words` has pairs of an option and its name there; of two that begin alike the longer
-/// one stands first.
+/// Returns the remedy with the tool's options replaced by the names that another interface has for them. `words` has
+/// pairs of an option and its name there; if two options begin alike, the longer one comes first.
 ///
 /// ```
 /// let python = [("--timeout-ms", "timeout_ms="), ("--gpu", "gpu=")];
@@ -45,7 +44,7 @@ pub fn listed(all: impl IntoIterator<Item = impl Display>) -> String {
     }
 }
 
-/// Returns a name as a message repeats it: of a long one its begin and its length.
+/// Returns a name as messages repeat it: a long one as its beginning and its length.
 ///
 /// ```
 /// use nvme_driver::words::shortened;
@@ -65,7 +64,7 @@ pub fn quoted(name: &str) -> String {
     format!("{:?}", shortened(name))
 }
 
-/// Returns a message, of a long one its begin and end: whatever a message repeats, it fits on a screen.
+/// Returns a message that fits on a screen: of a long one its beginning and end.
 pub(crate) fn bounded(message: String) -> String {
     if message.len() <= MOST_BYTES {
         return message;

@@ -1,4 +1,4 @@
-//! What another host does to a device in use: the next call says so, and sends nothing.
+//! Changes that another host makes to a device in use: the next call reports the change and sends nothing.
 
 use nvme_driver::core::spec::Iova;
 use nvme_driver::core::spec::admin::{self, Format, SanitizeAction, SanitizeFields};
@@ -38,7 +38,8 @@ fn cause(error: Error) -> String {
     }
 }
 
-/// The write after which the device is another one: what became of it is not known, unless no event tells of it.
+/// Sends the write that makes the simulator change the device. Its outcome is unknown, except for changes that no event
+/// reports.
 fn meet(change: &str, namespace: &mut Namespace) {
     match (change, namespace.write(Lba(3), &[7; 4096])) {
         ("protect" | "replace" | "grant:1", written) => written.unwrap(),
@@ -52,7 +53,7 @@ fn submitted(controller: &Controller) -> u64 {
     all.iter().map(|(_, statistics)| statistics.submitted).sum()
 }
 
-/// Change, what the next read says; empty where it succeeds.
+/// Each change, and the error that the next read reports; empty if the read succeeds.
 const CHANGES: [(&str, &str); 5] = [
     (
         "format:512",
@@ -99,7 +100,8 @@ fn the_next_call_says_what_changed_and_sends_nothing() {
     }
 }
 
-/// No event tells that a sanitize operation begins; commands are refused by the controller then, and afterwards here.
+/// No event reports the begin of a sanitize operation; the controller refuses commands meanwhile, and the driver
+/// refuses them afterwards.
 #[test]
 fn data_that_were_sanitized_are_not_read_as_if_nothing_was() {
     let (controller, mut namespace) = opened("erase");
@@ -146,7 +148,7 @@ fn what_is_opened_anew_works() {
     }
 }
 
-/// One submission after the other, without a blocking call or a pause.
+/// The queue submits without a blocking call or a pause between submissions.
 #[test]
 fn a_queue_is_refused_by_what_its_maker_was_told() {
     let controller = controller("format:512");
@@ -179,7 +181,8 @@ fn a_queue_is_refused_by_what_its_maker_was_told() {
     assert!(new.wait().unwrap().unwrap().is_success());
 }
 
-/// A thread that has the admin queue when the event comes may be about to take it: submissions wait for that.
+/// If another thread has the admin queue when the event arrives, it may be about to handle it: submissions wait for
+/// that thread.
 #[test]
 fn no_write_goes_out_after_the_event_while_another_thread_sends_admin_commands() {
     for _ in 0..8 {
@@ -209,7 +212,7 @@ fn no_write_goes_out_after_the_event_while_another_thread_sends_admin_commands()
     }
 }
 
-/// Of two namespaces the unchanged one stays usable.
+/// If one of two namespaces changes, the other one stays usable.
 #[test]
 fn another_namespace_is_not_affected() {
     let text = "sim:mem?size=16MiB&block=4096&ns=2&queues=8&fault=format:512@op=write,nth=1";
@@ -225,7 +228,7 @@ fn another_namespace_is_not_affected() {
     assert_eq!((back[0], back[4096]), (1, 2));
 }
 
-/// What no event tells: a reset finds another drive, another size, another format.
+/// After a reset the driver finds changes that no event reports: another drive, another size, another format.
 #[test]
 fn a_namespace_that_differs_after_a_reset_is_not_used() {
     for (change, says) in [
@@ -254,7 +257,8 @@ fn a_namespace_that_differs_after_a_reset_is_not_used() {
     namespace.read(Lba(3), &mut [0; 4096]).unwrap();
 }
 
-/// A controller that answers Identify of a namespace that it no longer has with Invalid Namespace, in place of zeros.
+/// The controller answers Identify of a namespace that it no longer has with Invalid Namespace, where others return
+/// zeros.
 #[test]
 fn a_namespace_that_identify_refuses_was_deleted() {
     // Six Identify commands belong to bring-up and opening. The write's event has the 7th sent, for the controller, and
@@ -271,7 +275,7 @@ fn a_namespace_that_identify_refuses_was_deleted() {
     assert!(said.starts_with("namespace 1 was deleted"), "{said}");
 }
 
-/// A device whose doorbells lie twice as far apart (CAP.DSTRD) once it is told to.
+/// A device whose doorbells lie twice as far apart (CAP.DSTRD) once the test sets the flag.
 struct StridedDevice {
     device: Arc<dyn Device>,
     is_changed: Arc<AtomicBool>,
@@ -327,7 +331,7 @@ impl Device for StridedDevice {
     }
 }
 
-/// A queue that the controller did not create again is none: what is sent to it would wait for its deadline.
+/// A queue that the controller did not create again after a reset is unusable: its commands would only time out.
 #[test]
 fn a_reset_that_grants_fewer_queues_ends_the_controller() {
     let (controller, mut first) = opened("grant:1");
@@ -343,7 +347,7 @@ fn a_reset_that_grants_fewer_queues_ends_the_controller() {
         assert!(matches!(read, Err(Error::Gone { .. })), "{read:?}");
     }
     assert_eq!(submitted(&controller), before);
-    // With one queue it comes back, and grants no other one.
+    // With one queue the controller comes back, but grants no further queue.
     let (controller, mut only) = opened("grant:1");
     meet("grant:1", &mut only);
     controller.reset().unwrap();
@@ -381,7 +385,7 @@ fn a_reset_that_finds_other_doorbells_ends_the_controller() {
     assert!(matches!(read, Err(Error::Gone { .. })), "{read:?}");
 }
 
-/// Blocks beside those that are known matter to no handle.
+/// A change of another namespace than those in use concerns no handle.
 #[test]
 fn a_format_by_this_process_is_known_to_its_handles() {
     let (controller, mut namespace) = opened("drop");
@@ -393,7 +397,7 @@ fn a_format_by_this_process_is_known_to_its_handles() {
     assert!(said.contains("4096 -> 512"), "{said}");
 }
 
-/// What becomes of the handles of namespace 1 and 2 by `command`, however it was sent.
+/// Sends `command` in one of two ways and returns what a read by the handles of namespaces 1 and 2 reports afterwards.
 fn after_own(sqe: nvme_driver::core::spec::Sqe, by_passthru: bool) -> [Option<String>; 2] {
     let text = "sim:mem?size=16MiB&block=4096&ns=2&queues=8";
     let device = nvme_driver::open(text).unwrap();
@@ -413,7 +417,7 @@ fn after_own(sqe: nvme_driver::core::spec::Sqe, by_passthru: bool) -> [Option<St
         .map(|namespace| namespace.read(Lba(0), &mut data).err().map(cause));
     let ok = said.iter().filter(|said| said.is_none()).count() as u64;
     assert_eq!(submitted(&controller) - before, ok, "{sent:?}");
-    // Who opens it now goes by what it is now, once that can be read.
+    // A handle that is opened now relies on the present facts, once they can be read.
     if sent.is_ok() && sqe.opcode() != admin::opcode::SANITIZE {
         let mut new = controller.namespace(NS).unwrap();
         let mut data = vec![0; new.block_bytes() as usize];
@@ -422,7 +426,7 @@ fn after_own(sqe: nvme_driver::core::spec::Sqe, by_passthru: bool) -> [Option<St
     said
 }
 
-/// No event tells of the commands of the host itself, and the facts may be the same afterwards.
+/// No event reports commands of the host itself, and the facts may be unchanged after them.
 #[test]
 fn what_this_process_erases_is_refused_to_its_handles() {
     let device = nvme_driver::open("sim:mem?size=16MiB&block=4096").unwrap();
@@ -441,7 +445,7 @@ fn what_this_process_erases_is_refused_to_its_handles() {
         for said in after_own(admin::sanitize(sanitize), by_passthru) {
             assert!(said.unwrap().starts_with("the device was sanitized"));
         }
-        // What the controller refuses erases nothing.
+        // A command that the controller refuses erases nothing.
         let refused = Format::new(15, 0).command(NS);
         assert_eq!(after_own(refused, by_passthru), [None, None]);
         let feature = admin::set_features(0x04, Nsid::NONE, 350);
@@ -449,7 +453,8 @@ fn what_this_process_erases_is_refused_to_its_handles() {
     }
 }
 
-/// Another drive answers, and no event said so: a command that may change what is stored has it looked at.
+/// Another drive answers without an event: after a command that may change what is stored, the driver reads the facts
+/// again.
 #[test]
 fn what_a_command_of_this_process_may_have_changed_is_read_again() {
     for by_passthru in [false, true] {

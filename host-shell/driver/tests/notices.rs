@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const BLOCK: usize = 4096;
-/// Longer than a busy machine keeps a thread from running.
+/// Longer than a thread may have to wait for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The reported notices, and a configuration whose callback records them.
@@ -48,7 +48,8 @@ fn is_temperature(event: &DeviceEvent) -> bool {
     what == (event_type::SMART, smart_event::TEMPERATURE, lid::SMART)
 }
 
-/// Fields of 4 KiB: a controller that needs more than this driver lends gets none, and the user knows.
+/// The controller asks for host memory in units of 4 KiB. One that needs more than this driver lends gets none, and the
+/// user is notified.
 #[test]
 fn host_memory_that_is_too_little_is_not_lent_in_silence() {
     for (units, is_told) in [(32 << 10, true), (16 << 10, false)] {
@@ -69,8 +70,8 @@ fn host_memory_that_is_too_little_is_not_lent_in_silence() {
     }
 }
 
-/// One more event each time: the log page is read, and the request posted again. Also where the controller takes a
-/// single request (AERL 0).
+/// One more event arrives in each turn: its log page is read, and the request is posted again. The test also covers a
+/// controller that takes a single request (AERL 0).
 #[test]
 fn each_event_is_reported_once_with_its_log_page() {
     for aers in ["", "&aers=1", "&aers=200"] {
@@ -97,7 +98,7 @@ fn each_event_is_reported_once_with_its_log_page() {
     }
 }
 
-/// Requests have no deadline: no time-out, Abort or reset is due to them, and a reset posts them again.
+/// Requests have no deadline: they cause no time-out, Abort or reset, and a reset posts them again.
 #[test]
 fn requests_outlast_time_outs_and_resets() {
     let (device, sim) =
@@ -113,7 +114,7 @@ fn requests_outlast_time_outs_and_resets() {
         queue.ring();
         queue.wait().unwrap().unwrap()
     };
-    // Three times as long as any command may take.
+    // The reads take three times as long as any command may take.
     let begin = Instant::now();
     for _ in 0..30 {
         assert!(read(&controller).is_success());
@@ -156,7 +157,7 @@ fn waiting_for_a_command_finds_events() {
     controller.shut_down().unwrap();
 }
 
-/// What comes during the last command is reported by the shutdown.
+/// An event that arrives during the last command is reported by the shutdown.
 #[test]
 fn the_last_events_come_with_the_shutdown() {
     let (device, sim) = nvme_driver::sim::embed("mem?size=16MiB").unwrap();
@@ -168,7 +169,7 @@ fn the_last_events_come_with_the_shutdown() {
     assert_eq!(told.lock().unwrap().len(), 1);
 }
 
-/// An event whose log page does not come is reported without it. That read costs no reset: no call waits for it.
+/// An event whose log page does not arrive is reported without it. The lost read costs no reset: no call waits for it.
 #[test]
 fn an_event_is_reported_although_its_log_page_cannot_be_read() {
     let refused = Err(PageError::Failed(Status::INVALID_FIELD));
@@ -247,7 +248,7 @@ fn a_controller_that_takes_no_requests_works() {
     }
 }
 
-/// "no answer in 100 ms; the reset then took 2 s": while it waits, and afterwards.
+/// The notice appears while the reset waits, and again afterwards: "no answer in 100 ms; the reset then took 2 s".
 #[test]
 fn a_reset_that_takes_long_says_so_while_it_waits_and_afterwards() {
     let text = "mem?size=16MiB&ready=1s&fault=drop@op=read,nth=2";
@@ -299,7 +300,7 @@ fn a_reset_that_takes_long_says_so_while_it_waits_and_afterwards() {
     controller.shut_down().unwrap();
 }
 
-/// One namespace that Identify refuses, as it does a namespace of another command set: the others work.
+/// Identify refuses one namespace, as a controller does for one of another command set: the other namespaces work.
 #[test]
 fn a_namespace_that_cannot_be_identified_leaves_the_others_usable() {
     // Identify is sent for the controller, the list and three namespaces, then by the shell for the controller.

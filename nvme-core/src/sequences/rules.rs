@@ -1,4 +1,4 @@
-//! What every sequence keeps, whatever the committed one says.
+//! Rules that every sequence obeys, even if the committed sequence breaks one.
 
 use std::vec::Vec;
 
@@ -41,7 +41,8 @@ pub(super) fn check(who: &str, steps: &[&str]) {
                 );
             }
             "store mmio relaxed sys: head doorbell" => {
-                // A group's read by acquire is ordered by the meeting, and by its own acquire.
+                // A group orders the reads that it made by acquire: each member by its own load,
+                // the others by the barrier. Only the remaining reads need the fence.
                 let acquired = read[1];
                 let read: Vec<&str> = read.into_iter().filter(|one| *one != acquired).collect();
                 assert!(

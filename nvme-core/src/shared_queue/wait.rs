@@ -216,9 +216,9 @@ impl<'a> SharedQueue<'a> {
 pub enum WaitNeed {
     /// The thread has no command, and helps the others.
     Help,
-    /// The command's end, if it is known when the other threads' needs are met.
+    /// The thread takes its command's end if it is known when the other threads' needs are met.
     Look,
-    /// The command's end.
+    /// The thread waits until its command has ended.
     End,
 }
 

@@ -46,7 +46,7 @@ extern "C" __global__ void histogram(const __grid_constant__ histogram_args args
     uint32_t which = 0;
     bool counts = false;
     for (uint64_t unit = thread;; unit += threads) {
-        // The next read is on its way while the one before it is counted.
+        // The next read is in flight while the block before it is counted.
         const bool more = unit < args.units;
         nvme_gpu_token next = {};
         const int begun = more ? reader.start(unit, which, &next) : 0;

@@ -76,7 +76,7 @@ impl BlockFormat {
                     e => (e - 1) << 23,
                 };
                 let number = at(1 + index % 16) >> (4 * (index / 16)) & 0xF;
-                // By a shift: a table would lie in the memory of a GPU.
+                // A shift replaces a table, which a GPU would have to load from memory.
                 let size = (E2M1 >> (8 * u32::from(number & 7))) as u8 as i8;
                 let number = if number & 8 == 0 { size } else { -size };
                 f32::from_bits(scale) * f32::from(number)

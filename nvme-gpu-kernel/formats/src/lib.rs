@@ -279,8 +279,8 @@ pub fn widen(format: Format, wide: WideFormat, from: &[u8], out: &mut [u8]) -> b
     widen_scaled(format, wide, from, (ScaleLayout::default(), &[]), out)
 }
 
-/// As [`widen`], with elements multiplied by what `layout` makes of the row's scales `bytes`; returns false for other
-/// lengths of those, too.
+/// Converts as [`widen`] does and multiplies each element by its scale, which `layout` finds in `bytes`, the stored
+/// scales of the row; returns false for a wrong length of `bytes`, too.
 pub fn widen_scaled(
     format: Format,
     wide: WideFormat,

@@ -302,7 +302,7 @@ mod tests {
         row
     }
 
-    /// The element as the other functions of this crate have it.
+    /// Returns the element as the other functions of this crate decode it.
     fn expected(stored: StoredFormat, row: &[u8], index: u32) -> f32 {
         let at = |byte: u32| row[byte as usize];
         let of = |format| value(format, index, at);

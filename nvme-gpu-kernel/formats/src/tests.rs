@@ -52,7 +52,7 @@ fn bf16_is_rounded_to_the_nearest_and_ties_to_even() {
     }
 }
 
-/// The value by the definition of a format: exponent and fraction of given widths and bias.
+/// Returns the value by the definition of a format: exponent and fraction of given widths and bias.
 fn by_definition(byte: u8, exponent_bits: u32, fraction_bits: u32) -> f64 {
     let bias = (1 << (exponent_bits - 1)) - 1;
     let sign = if byte & 0x80 == 0 { 1.0 } else { -1.0 };
@@ -179,7 +179,8 @@ fn blocks(format: BlockFormat, count: u32, halves: &[usize]) -> Vec<u8> {
     all
 }
 
-/// FNV-1a over the bits of what `gguf.quants.dequantize` of the package gguf 0.19.0 makes of the same blocks.
+/// The expected values are FNV-1a over the bits that `gguf.quants.dequantize` of the package gguf 0.19.0 returns for
+/// the same blocks.
 #[test]
 fn larger_blocks_are_what_gguf_makes_of_them() {
     for (format, halves, first, expected) in [

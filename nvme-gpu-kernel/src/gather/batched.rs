@@ -20,7 +20,7 @@ use nvme_core::spec::{Lba, Nsid, Status, nvm};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_core::{BatchEnds, BatchQueue, MemberCommand, SubmitError};
 
-/// log2 of the bytes that rows, and where they lie and go, are multiples of at least.
+/// log2 of the least unit: lengths of rows, and their addresses in the slots and in the output, are multiples of it.
 const LEAST_SHIFT: u32 = 2;
 /// Word of a row that is not copied, in place of its first byte in its slot.
 const NOWHERE: u32 = u32::MAX;
@@ -70,18 +70,18 @@ pub(super) unsafe fn gather<M: RowMap>(batched: &Batched, map: M) {
 /// Commands of the queue when its block begins to read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum BatchOrigin {
-    /// There are none: the block submits its own.
+    /// The queue has no commands in flight: the block submits its own.
     Own,
-    /// An earlier launch has submitted those of the block's rows. They end by this time of the GPU's clock.
+    /// An earlier launch has submitted the commands of the block's rows. They end by this time of the GPU's clock.
     Begun(u64),
-    /// An earlier launch has submitted some of other rows: they end, and the block submits its own.
+    /// An earlier launch has submitted commands of other rows: the block waits for their end, then submits its own.
     Outdated(u64),
-    /// There were some when the controller was reset; the block has no station.
+    /// Commands were in flight when the controller was reset; the block has no station.
     Gone,
 }
 
-/// Returns the read of the blocks at `place` into the slot of `thread`, behind the `before` bytes there. Its tag tells where
-/// in the slot a row begins whose first part this is.
+/// Returns the read of the blocks at `place` into the slot of `thread`, behind the `before` bytes there. If this is the
+/// first part of a row, its tag is the offset in the slot at which the row begins.
 #[inline(always)]
 pub(super) fn command<'d>(
     rows: &GatherLaunch,
@@ -170,7 +170,7 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
         } else {
             most
         };
-        // The same way for all threads of the block: there are barriers in the first one.
+        // All threads of the block take the same branch, since the first branch has barriers.
         let became = match (self.queue.is_some(), self.station, part) {
             (true, ..) => self.read_and_copy((id, part), (first, count)),
             (_, _, None) => code::OUT_OF_RANGE,
@@ -227,15 +227,16 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
             blocks: 1,
         });
         let (mut wants, mut byte) = (place.is_some(), in_slot(rows, at));
-        // The same origin for all threads of the block: there are barriers in each way.
+        // All threads of the block have the same origin, since each branch has barriers.
         if let BatchOrigin::Begun(_) = self.origin {
-            // Not by the id, which memory of the caller decides: by the command that was submitted.
+            // The submitted command decides, not the id: the memory of the ids is the caller's and may have changed
+            // since.
             let tag = queue.resume(ends);
             (wants, byte) = (tag.is_some(), tag.unwrap_or(0) << LEAST_SHIFT);
         }
         if let BatchOrigin::Outdated(deadline_ns) = self.origin {
             queue.resume(ends);
-            // Where some do not end, the queue refuses those that follow.
+            // If a command does not end, the queue refuses the commands that follow.
             let _ = queue.finish(ends, &GpuThread, deadline_ns);
         }
         let (submitted, deadline_ns) = match self.origin {
@@ -261,10 +262,10 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
         }
     }
 
-    /// Reads the parts of the thread's row that lie in other ranges of the table than the first one, `part`, into its slot
-    /// behind that. `became` is the code of the first one; returns that of the row.
+    /// Reads the parts of the thread's row that lie in other ranges of the table than the first part, `part`, into the
+    /// slot behind it. `became` is the code of the first part; returns the code of the row.
     ///
-    /// Almost no block has such a row: it costs the others one vote.
+    /// Few blocks have such a row; other blocks pay only one vote for the call.
     #[inline(always)]
     fn read_rest(&mut self, (id, part): (i64, Option<RowSpan>), became: i32) -> i32 {
         let (rows, thread, station) = (self.rows, arch::thread(), self.station);
@@ -326,14 +327,14 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
                     from + slot + byte,
                 )
             };
-            // One by one: what an array would put on a stack stays in registers.
+            // One variable each: an array would be placed on a stack, these stay in registers.
             let ((t0, f0), (t1, f1)) = (next(1), next(2));
             let ((t2, f2), (t3, f3)) = (next(4), next(8));
             let ((t4, f4), (t5, f5)) = (next(16), next(32));
             let ((t6, f6), (t7, f7)) = (next(64), next(128));
             let to = [t0, t1, t2, t3, t4, t5, t6, t7];
             let from = [f0, f1, f2, f3, f4, f5, f6, f7];
-            // SAFETY: inside rows, in the slots and in the output, where a bit is set.
+            // SAFETY: a unit whose bit is set lies inside a row, both in its slot and in the output.
             unsafe { arch::copy_units::<SHIFT>(to, from, there) };
         }
     }
@@ -375,11 +376,10 @@ fn ended<L, E>(
     }
 }
 
-/// The units of 16, 8 or 4 bytes that a thread copies: one of as many in turn as the block has threads, in the
-/// order of the rows. Neighbouring threads thus store neighbouring units, which leave the GPU as
-/// whole lines.
+/// The units of 16, 8 or 4 bytes that a thread copies. The units of all rows, in their order, are dealt to the threads
+/// of the block in turn. Neighbouring threads thus store neighbouring units, which leave the GPU as whole lines.
 struct UnitSteps {
-    /// Row and unit of the row that come next.
+    /// Row of the next unit; `unit` is the number of that unit in the row.
     row: u32,
     unit: u32,
     /// Units of a row, and whole rows and units from one to the next.

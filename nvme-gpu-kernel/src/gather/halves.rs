@@ -18,7 +18,7 @@ use nvme_core::group::{ExecContext, ThreadGroup};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_core::{BatchEnds, SubmitError};
 
-/// Origin of a block's commands, as its leader tells the other threads.
+/// Origin of a block's commands, as its leader broadcasts it to the other threads.
 const OWN: u32 = 0;
 const BEGUN: u32 = 1;
 const OUTDATED: u32 = 2;
@@ -29,7 +29,8 @@ entry! {
     /// Submits the reads of rows and leaves. Blocks and threads as of `nvme_gather_batched`; reports no end.
     ///
     /// # Safety
-    /// Every address in `halved` is what [`HalvedGather`] says; as for `nvme_gather_batched`.
+    /// Every address in `halved` is what [`HalvedGather`] says; queues and stations are used as `nvme_gather_batched`
+    /// asks.
     pub unsafe fn nvme_begin_batched(halved: HalvedGather) {
         // SAFETY: the host vouches for the addresses, as under `# Safety`.
         unsafe { begin(&halved, OneRange) }
@@ -80,8 +81,8 @@ pub(super) unsafe fn begin<M: RowMap>(halved: &HalvedGather, map: M) {
             record.close();
         }
     }
-    // Before the barrier below, an earlier batch that is still there is out of date: its ids may be
-    // replaced. The ids are stored after it, by each thread for its own row.
+    // Once `open` has returned, a batch that was not taken is marked as out of date, so that its ids may be replaced.
+    // The barrier in `broadcast` makes every thread wait for that before it stores the id of its own row.
     let station = block.broadcast(claimed.map_or(NO_STATION, |(station, _)| station));
     if is_live {
         // SAFETY: the host vouches for a word for each row.
@@ -113,7 +114,8 @@ pub(super) unsafe fn begin<M: RowMap>(halved: &HalvedGather, map: M) {
         && let Some((station, epoch)) = claimed
     {
         if submitted == Err(SubmitError::Refused) {
-            // As after a command without an end: the queue is of no use until the controller was recovered.
+            // A queue that refuses commands is handled like one with a lost command: it is of no use until the
+            // controller was recovered.
             gate.report_trouble();
             station::leave(rows, &gate, station, true);
             record.close();

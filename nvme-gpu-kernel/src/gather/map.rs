@@ -1,13 +1,13 @@
-//! Where the rows of a table lie, as a gather is compiled for it: in one range, which costs it nothing, or in several.
+//! The location of a table's rows, a type parameter of gathers: in one range, which costs nothing, or in several.
 // UNSAFETY: reads extents at an address that the host vouches for.
 #![allow(unsafe_code)]
 
 use crate::extents::{ExtentMap, RowSpan};
 use crate::rows::GatherLaunch;
 
-/// A table's place. Each kernel exists for each of the two.
+/// Location of a table. Each kernel is compiled for both implementations.
 pub trait RowMap: Copy {
-    /// Bytes of a row before its part, and of the part, where a lane keeps them.
+    /// A part of a row as a lane keeps it: the number of bytes before it and in it. Empty if the table is in one range.
     type Part: Copy;
     /// True for a table in several ranges.
     const IS_MAP: bool;
@@ -21,7 +21,7 @@ pub trait RowMap: Copy {
     /// Returns the part of `bytes` bytes behind the first `done` bytes of a row.
     fn part(done: u32, bytes: u32) -> Self::Part;
 
-    /// Returns both numbers of a part; `None` where nothing is kept of them.
+    /// Returns both numbers of a part; `None` if the table is in one range, which keeps none.
     fn numbers(part: Self::Part) -> Option<(u32, u32)>;
 }
 

@@ -91,7 +91,8 @@ impl<'r> StripeMembers<'r> {
             0 => self.inside.trailing_zeros(),
             _ => spot.member,
         };
-        // SAFETY: a location is always of a member, and so is a set bit.
+        // SAFETY: the member of a location and a set bit of `inside` are both below the number of members, for which
+        // the host vouches.
         let of = unsafe { &*members(self.rows).add(index as usize) };
         let number = station::number(&of.queues, self.station, warp);
         // SAFETY: the host vouches for the queues, which any threads may use.

@@ -275,8 +275,8 @@ pub unsafe fn copy_16(to: u64, from: u64) {
     unsafe { at::<u128>(to).write_volatile(at::<u128>(from).read_volatile()) };
 }
 
-/// Copies 16 bytes from each address of `from` whose bit of `there` is set to that of `to`. All loads come
-/// before the first store, as on the GPU.
+/// Copies 16 bytes from each address of `from` whose bit of `there` is set to the address of `to` with the same index.
+/// All loads come before the first store, as on the GPU.
 ///
 /// # Safety
 /// As for [`copy_16`], for each pair of addresses whose bit is set.
@@ -378,7 +378,7 @@ pub unsafe fn load_word(from: u64) -> u64 {
 /// Loads ten words of 8 bytes.
 ///
 /// # Safety
-/// As [`load_u64`], for all of them.
+/// Every one of the ten words is valid as [`load_u64`] asks.
 pub unsafe fn load_ten(from: u64) -> [u64; 10] {
     // SAFETY: the caller vouches for the addresses.
     std::array::from_fn(|at| unsafe { load_u64(from + at as u64 * 8) })

@@ -29,8 +29,8 @@ impl PendingCopy {
 
 /// The copies of a lane.
 ///
-/// Those of odd lanes take place when they are started, those of even lanes when they are waited for: a kernel may count
-/// on neither.
+/// Copies of odd lanes take place when they are started, copies of even lanes when they are waited for, so that a
+/// kernel that relies on either fails its test.
 #[derive(Default)]
 pub(crate) struct LaneCopies {
     /// The current group.

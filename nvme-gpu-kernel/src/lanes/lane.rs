@@ -18,7 +18,7 @@ const STACK_BYTES: usize = 512 << 10;
 /// Number of stacks that are kept for the next launch, of any thread.
 const KEPT_STACKS: usize = 2048;
 
-/// Stacks without a lane: to map one and its first pages takes much longer than most lanes run.
+/// Stacks that no lane uses, kept for reuse: mapping a stack and its first pages takes much longer than most lanes run.
 static STACKS: Mutex<Vec<DefaultStack>> = Mutex::new(Vec::new());
 
 fn stacks() -> MutexGuard<'static, Vec<DefaultStack>> {

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-/// Content of shared memory when a block begins: no kernel may count on it.
+/// Content of shared memory when a block begins: a value that no kernel should rely on.
 const UNWRITTEN: u128 = 0x5A5A_A5A5_5A5A_A5A5_5A5A_A5A5_5A5A_A5A5;
 
 /// A `.shared` array and its name.

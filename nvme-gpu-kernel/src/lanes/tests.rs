@@ -1,4 +1,4 @@
-//! Lanes do what the PTX manual says.
+//! The host's lanes do what the PTX manual says of a GPU's.
 // UNSAFETY: stores to an address that is refused.
 #![allow(unsafe_code)]
 
@@ -23,7 +23,7 @@ fn grid(blocks: u32, threads: u32) -> HostGrid {
     }
 }
 
-/// What each thread of a launch makes, in the order of their numbers.
+/// Runs `made` in each thread of a launch and returns the results in the order of the threads' numbers.
 fn each<R: Clone + 'static>(blocks: u32, threads: u32, made: impl Fn() -> R + 'static) -> Vec<R> {
     let all = Rc::new(RefCell::new(Vec::new()));
     let of = all.clone();
@@ -98,7 +98,7 @@ fn halves_of_a_warp_go_their_own_ways() {
     assert_eq!((made[0], made[31]), (3 + 4 + 5, 19 + 20 + 21 + 22 + 23));
 }
 
-/// Members say how many they are, and add up their ranks.
+/// Returns the size of the group and the lane of its leader.
 struct Count;
 
 impl GroupOp for Count {
@@ -117,7 +117,7 @@ fn lanes_that_diverged_meet_by_key() {
         let lane = arch::lane();
         let key = u64::from(lane % 2);
         match lane {
-            // Alone at another place.
+            // This lane calls from another location, so it forms a group alone.
             7 => converged(LoneThread, 9, Count),
             _ => GpuThread.converged(key, Count),
         }
@@ -200,7 +200,7 @@ fn a_misaligned_store_is_found() {
     each(1, 32, || {
         let words = [0u64; 2];
         let at = core::ptr::from_ref(&words).addr() as u64;
-        // SAFETY: it panics before it stores.
+        // SAFETY: the call panics before it stores.
         unsafe { arch::store_u32(at + 2, 1) };
     });
 }
@@ -260,7 +260,7 @@ fn a_step_of_the_warp_runs_once_with_the_values_of_all_lanes() {
     assert_eq!(RUNS.get(), 2);
 }
 
-/// A kernel may count on a copy only after it has waited, and on nothing before.
+/// A copy is visible only after the wait for it; before that the kernel may find either value.
 #[test]
 fn copies_take_place_between_their_start_and_their_wait() {
     let seen = Rc::new(RefCell::new(Vec::new()));
@@ -271,7 +271,7 @@ fn copies_take_place_between_their_start_and_their_wait() {
         assert_eq!(bytes, 32 * 16);
         let to = shared + u64::from(lane) * 16;
         let number = |at: u64| {
-            // SAFETY: of the block's 512 bytes.
+            // SAFETY: the address lies in the 512 bytes of shared memory of the block.
             unsafe { arch::load_u32(at) }
         };
         let source = [lane + 1, 7, 7, 7];

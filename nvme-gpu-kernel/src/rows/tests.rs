@@ -88,7 +88,8 @@ fn pieces_cover_each_range_once_and_end_at_borders_of_the_drive() {
     assert_eq!(index, first);
 }
 
-/// A list whose words say more than it has: no piece leaves its range, and pieces past the last have no bytes.
+/// The words of this list claim more bytes and pieces than there are: no piece leaves its range, and pieces past the
+/// last have no bytes.
 #[test]
 fn pieces_of_a_list_that_cannot_be_lie_inside_their_ranges() {
     let ranges = [

@@ -30,7 +30,7 @@ pub struct ControllerConfig {
     pub timeout: Duration,
     /// Upper bound of one command's transfer in bytes, whatever MDTS allows.
     pub max_transfer: u64,
-    /// Most bytes lent as host memory buffer; 0 lends none.
+    /// Largest number of bytes lent as a host memory buffer; 0 lends none.
     pub max_host_memory: u64,
     /// Location of the rings of I/O queues.
     pub rings: RingLocation,

@@ -1,4 +1,5 @@
-//! What admin commands of this process do to what handles go by: no event tells the host that sent them.
+//! The effects of this process's admin commands on the facts that handles rely on. No event reports them to the host
+//! that sent the command.
 //!
 //! NVMe Base 2.0c, 5 (Admin Command Set): a controller need not report Namespace Attribute Changed to the host whose
 //! command changed the attribute.
@@ -15,13 +16,15 @@ const EXIT_FAILURE_MODE: u32 = 1;
 /// Effect of an admin command on the known facts of controller and namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommandEffect {
-    /// No fact on which a handle relies.
+    /// The command changes no fact on which a handle relies.
     Nothing,
-    /// They may be others: they are read again.
+    /// Facts may have changed: they are read again.
     Facts,
-    /// The same, and the data of a namespace are gone, of all with [`Nsid::ALL`].
+    /// The command has the effect of `Facts`, and the data of a namespace are erased, of all namespaces for
+    /// [`Nsid::ALL`].
     Erased(Nsid),
-    /// The same for a sanitize operation, which the controller continues after the command has completed.
+    /// The command has the effect of `Erased` for every namespace; the controller continues a sanitize operation after
+    /// the command has completed.
     Sanitized,
 }
 

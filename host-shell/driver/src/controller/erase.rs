@@ -13,9 +13,9 @@ use std::time::Duration;
 use zerocopy::FromBytes;
 
 impl Controller {
-    /// Format NVM of namespace `nsid`, or of every one ([`Nsid::ALL`]): their data is lost, their blocks
-    /// may have another size afterwards. Returns what each is now. It may take `timeout`; `progress` is called twice
-    /// a second with the percents that are done, where the controller says so (FPI) and answers meanwhile.
+    /// Sends Format NVM for namespace `nsid`, or for every one ([`Nsid::ALL`]): their data is lost, and their blocks
+    /// may have another size afterwards. Returns the new properties of each. The command may take `timeout`; `progress`
+    /// is called twice a second with the percentage done, if the controller reports it (FPI) and answers meanwhile.
     ///
     /// A [`Namespace`](crate::Namespace) that was opened before is refused from then on if its blocks
     /// changed; open it again.

@@ -31,7 +31,7 @@ const MOST_REQUESTS: u32 = 4;
 const MOST_EVENTS: usize = 64;
 /// Events of SMART / health status: every critical warning of NVMe 1.0 and later.
 const HEALTH: u32 = 0x1F;
-/// Notices that are asked for where the controller has them.
+/// Notices that are enabled if the controller has them.
 const NOTICES: u32 = oaes::NAMESPACE_ATTRIBUTE | oaes::FIRMWARE_ACTIVATION | oaes::ANA_CHANGE;
 /// Deadline of a request that never expires: an event may never occur.
 const NO_DEADLINE: u64 = u64::MAX;
@@ -47,7 +47,7 @@ struct LogReading {
 /// The requests of a session and their events.
 #[derive(Default)]
 pub(crate) struct EventRequests {
-    /// Is raised by events that say that facts may have changed.
+    /// Raised by events that report a possible change of facts.
     alarm: Arc<FactsAlarm>,
     most: usize,
     requests: Vec<Cid>,
@@ -55,9 +55,9 @@ pub(crate) struct EventRequests {
     /// Log pages to be read.
     unread: VecDeque<AsyncEvent>,
     masked: MaskedEvents,
-    /// Complete, and not passed on.
+    /// Events that are complete and not yet passed to the user.
     complete: VecDeque<DeviceEvent>,
-    /// For [`Controller::events`](crate::Controller::events): the latest.
+    /// Events for [`Controller::events`](crate::Controller::events), the latest ones.
     pub kept: VecDeque<DeviceEvent>,
 }
 
@@ -103,7 +103,7 @@ impl EventRequests {
             self.requests.swap_remove(at);
             match done.outcome {
                 CommandOutcome::Completed(Status::SUCCESS) => self.note(AsyncEvent(done.dw0)),
-                // The controller takes fewer than it said: one that was refused is not posted again.
+                // The controller takes fewer requests than it reported: a refused one is not posted again.
                 CommandOutcome::Completed(_) => self.most = self.most.saturating_sub(1),
                 CommandOutcome::Aborted(_) => {}
             }
@@ -132,9 +132,9 @@ impl EventRequests {
         self.end(reading.event, page);
     }
 
-    /// Has the facts read again after an attempt to read the log page of `event`. Reading the page re-arms the event:
-    /// nothing else announces a change between the last reading of the facts and that of the page, and no event comes
-    /// while the page cannot be read.
+    /// Has the facts read again after an attempt to read the log page of `event`. Reading the page re-arms the event. A
+    /// change between the last reading of the facts and the reading of the page is announced by nothing else, and no
+    /// event arrives while the page cannot be read.
     fn look_again(&mut self, event: AsyncEvent, is_read: bool) {
         match is_read {
             true => self.masked.remove(event),

@@ -1,13 +1,13 @@
-//! What handles go by: facts of the controller and of its namespaces that were read once, and what became of them.
+//! Facts of the controller and of its namespaces that were read once and that handles rely on, and the changes of them.
 //!
 //! Another host may format, shrink, delete, write-protect or sanitize a namespace, or activate firmware that transfers
-//! less, and after a reset another drive may answer. A command that goes by old facts then writes to wrong places.
+//! less, and after a reset another drive may answer. A command that relies on old facts then writes to wrong blocks.
 //!
 //! - [`FactsAlarm`]: a count that rises when something may have changed. Each submission compares it with the count
 //!   that its queue has seen, one relaxed load.
-//! - [`DeviceFacts`]: what the controller said last. The session reads it again before a queue that has seen another
-//!   count sends anything (`session/verify.rs`).
-//! - [`QueueFacts`]: what one queue goes by, and which commands it may not send any more.
+//! - [`DeviceFacts`]: what the controller reported last. The session reads it again before a queue that has seen
+//!   another count sends anything (`session/verify.rs`).
+//! - [`QueueFacts`]: the facts that one queue relies on, and the commands that it may not send any more.
 
 use crate::controller::effect::CommandEffect;
 use crate::error::{Error, Result};
@@ -106,7 +106,7 @@ struct ReportedFacts {
 struct KnownFacts {
     /// Facts that callers received last.
     told: Arc<ReportedFacts>,
-    /// Latest Identify data of every namespace that a caller was given.
+    /// Latest Identify data of every namespace whose data a caller has received.
     now: BTreeMap<Nsid, NamespaceInfo>,
     /// Erasures of each namespace by this process, until now.
     erasures: BTreeMap<Nsid, u64>,

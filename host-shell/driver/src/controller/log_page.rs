@@ -27,8 +27,9 @@ impl Controller {
     /// A page that changes between two commands may be torn; where the controller retains asynchronous
     /// events, all commands but the last do, so that the page is released once it was read whole.
     ///
-    /// A page may be shorter than the range, and what a controller says to an offset behind its end is an error: what was
-    /// read before is returned then, so that how many commands MDTS asks for makes no difference to that.
+    /// A page may be shorter than the range, and controllers answer an offset behind its end with an error. The bytes
+    /// read before are returned then, so that the result does not depend on the number of commands that MDTS makes
+    /// necessary.
     ///
     /// # Errors
     /// [`Error::Usage`] for a range that no command can name; nothing is sent.

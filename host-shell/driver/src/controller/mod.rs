@@ -109,10 +109,10 @@ impl Controller {
     /// Brings up the controller behind `device`, whatever its state.
     ///
     /// # Errors
-    /// [`Error::Device`] when it cannot be worked with, [`Error::Gone`] and [`Error::Timeout`] when it
-    /// does not answer; memory that it may still write to is leaked then. [`Error::Usage`] for
-    /// [`ControllerConfig::changes`] of what the system uses through another controller of the subsystem, and
-    /// [`Error::Environment`] where that cannot be seen.
+    /// [`Error::Device`] when the controller cannot be used, [`Error::Gone`] and [`Error::Timeout`] when it does not
+    /// answer; memory that it may still write to is leaked then. [`Error::Usage`] if [`ControllerConfig::changes`] is
+    /// set and the system uses a namespace through another controller of the subsystem, and [`Error::Environment`] if
+    /// that cannot be seen.
     pub fn start(device: Arc<dyn Device>, config: &ControllerConfig) -> Result<Self> {
         let refused = |error: BringupError| refused(&*device, error);
         let capabilities = QueueCapabilities::read(device.registers()).map_err(refused)?;
@@ -411,7 +411,7 @@ impl Controller {
         &self.session
     }
 
-    /// Shuts the controller down and says how that went; dropping it does the same silently.
+    /// Shuts the controller down and returns the result; dropping the controller shuts it down and ignores the result.
     pub fn shut_down(self) -> Result<()> {
         self.session.shut_down()
     }
@@ -424,8 +424,8 @@ impl Drop for Controller {
     }
 }
 
-/// Interrupts as far as they are configured: one for the admin queue, one for each pair, as far as there are so
-/// many.
+/// Returns the interrupts if the configuration asks for them: one for the admin queue and one for each pair, or fewer
+/// if the device has fewer.
 fn interrupts(device: &dyn Device, config: &ControllerConfig) -> Result<VectorEvents> {
     if !config.interrupts {
         return Ok(VectorEvents::default());

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Commands that one blocking call keeps in flight.
+/// Number of commands that one blocking call keeps in flight.
 const DEPTH: usize = 8;
 /// Bytes of a bounce buffer: the limit of one command of a blocking call.
 const BOUNCE_BYTES: u64 = 256 << 10;
@@ -241,7 +241,7 @@ impl Namespace {
                 bit: "bit 3 of DLFEAT",
             });
         }
-        // No data moves, so MDTS does not count; one command names up to 65,536 blocks.
+        // The command moves no data, so that MDTS does not limit it; one command names up to 65,536 blocks.
         let limits = TransferLimits {
             max_bytes: None,
             ..self.limits
@@ -349,8 +349,8 @@ impl Namespace {
         Ok(std::mem::take(&mut self.buffers))
     }
 
-    /// Moves a range with several commands in flight. `fill` prepares a buffer before its command,
-    /// `take` gets it afterwards, each with the bytes' place in the caller's data.
+    /// Moves a range with several commands in flight. `fill` prepares a buffer before its command, `take` receives it
+    /// afterwards; both are called with the range of the caller's data that the buffer holds.
     fn transfer(
         &mut self,
         what: &str,

@@ -108,7 +108,7 @@ impl fmt::Display for DeviceEvent {
 pub enum ControllerNotice {
     /// The controller reported an event.
     Event(DeviceEvent),
-    /// The controller asks for more host memory (HMMIN) than it gets: it works without any, more slowly.
+    /// The controller needs more host memory (HMMIN) than it gets: it works without any, more slowly.
     HostMemory {
         /// Bytes that it asks for at least.
         minimum: u64,
@@ -166,7 +166,7 @@ type Listener = dyn Fn(&ControllerNotice) + Send + Sync;
 pub struct NoticeListener(Option<Arc<Listener>>);
 
 impl NoticeListener {
-    /// Calls `tell` with each notice.
+    /// Makes a listener that calls `tell` with each notice.
     pub fn new(tell: impl Fn(&ControllerNotice) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(tell)))
     }
@@ -253,7 +253,7 @@ mod tests {
             "{text}"
         );
 
-        // What is shorter than its structure adds nothing.
+        // A log page that is shorter than its structure adds nothing to the text.
         for dw0 in [0x0002_0101, 0x0001_0100, 0x0004_0002] {
             assert!(event(dw0, Ok(vec![0; 3])).ends_with(')'));
         }

@@ -19,18 +19,18 @@ pub struct OutageCounts {
     pub aborted: u64,
     /// Controller resets.
     pub resets: u64,
-    /// Times that the device left and was opened again.
+    /// Number of times that the device left and was opened again.
     pub reopened: u64,
-    /// Commands without an answer: their deadline passed, a reset took them, or the device left with them.
+    /// Number of commands without an answer: their deadline passed, a reset aborted them, or the device left with them.
     pub lost: u64,
-    /// Lost commands that were sent again. The others were lost when the time was over.
+    /// Lost commands that were sent again. The other lost commands were not repeated, because the run had ended.
     pub retried: u64,
     /// The first causes, each once.
     pub causes: Vec<String>,
 }
 
 impl OutageCounts {
-    /// Notes why something was lost.
+    /// Records the cause of a loss.
     pub fn note(&mut self, cause: impl Into<String>) {
         let cause = cause.into();
         if self.causes.len() < MOST_CAUSES && !self.causes.contains(&cause) {
@@ -38,7 +38,7 @@ impl OutageCounts {
         }
     }
 
-    /// Adds those of another part of the run.
+    /// Adds the counts of another part of the run.
     pub fn add(&mut self, other: Self) {
         self.aborted += other.aborted;
         self.resets += other.resets;
@@ -50,7 +50,7 @@ impl OutageCounts {
         }
     }
 
-    /// Times that something was put right.
+    /// Returns the number of recoveries: aborts, resets, and devices that were opened again.
     pub fn recoveries(&self) -> u64 {
         self.aborted + self.resets + self.reopened
     }
@@ -86,8 +86,8 @@ impl OutageCounts {
     }
 }
 
-/// Returns the error when a device that left came back as another one: its namespace and its serial number
-/// `before` and `now`.
+/// Returns an error if a device that left came back as another one; `before` and `now` are its namespace and its serial
+/// number.
 pub fn came_back_as(
     before: (NamespaceInfo, [u8; 20]),
     now: (NamespaceInfo, [u8; 20]),
@@ -100,7 +100,7 @@ pub fn came_back_as(
             PrintableText(&before.1)
         ),
         Some(change) => format!("the device came back, and namespace {nsid} {change}"),
-        // Addresses of a run are spread over all of it.
+        // The addresses of a run are spread over the whole namespace, so that another size ends the run.
         None if before.0.blocks != now.0.blocks => format!(
             "the device came back, and namespace {nsid} has another size ({} -> {} blocks)",
             before.0.blocks, now.0.blocks
@@ -110,8 +110,8 @@ pub fn came_back_as(
     Some(Error::Changed { cause })
 }
 
-/// Opens a device that left, again and again until it answers, for as long as `patience`; `cause` is how
-/// it left, and `is_stopped` ends the wait.
+/// Opens a device that left, again and again until it answers, for as long as `patience`; `cause` is the error with
+/// which it left, and `is_stopped` ends the wait.
 ///
 /// # Errors
 /// [`Error::Gone`] with both causes when the time is over, [`Error::Interrupted`], and what is wrong with

@@ -1,5 +1,5 @@
-//! Commands that the caller composes from dwords: the direction and length of their data, which of them are refused
-//! because they would break the driver's own state, and which change nothing and need no permission.
+//! Commands that the caller composes from dwords: the direction and length of their data, the commands that are refused
+//! because they would break the driver's own state, and those that change nothing and need no permission.
 
 use crate::controller::{ADMIN_BYTES, Controller};
 use crate::error::{Error, Result};
@@ -71,13 +71,12 @@ enum PassthruLength {
     Exactly(u64),
     /// Upper bound in bytes, whatever the command's fields say.
     AtMost(u64),
-    /// Its fields are not known: as many as the controller likes.
+    /// The fields of this command are not known: the controller may transfer any number of bytes.
     Unknown,
 }
 
-/// Returns the number of bytes that a feature's data are given: a page for what the specification has, since no
-/// feature of it has more, and as much as an admin command moves for a vendor's. `most` is the longest
-/// transfer.
+/// Returns the size of the buffer for a feature's data: one page for the specification's features, none of which has
+/// more, and the largest transfer of an admin command for a vendor's. `most` is the longest transfer of the controller.
 pub(super) fn room_of_feature(fid: u8, most: u64) -> usize {
     let is_vendor = fid >= 0xC0 && feature::data_bytes(fid).is_none();
     let room = if is_vendor { most.min(ADMIN_BYTES) } else { 0 };
@@ -174,7 +173,7 @@ fn admin_moves(sqe: &Sqe) -> PassthruLength {
         opcode::SECURITY_SEND | opcode::SECURITY_RECEIVE => {
             PassthruLength::Exactly(sqe.cdw11.into())
         }
-        // Some of their operations have no data, whatever the count says.
+        // Some operations of these commands have no data, whatever the count says.
         opcode::DIRECTIVE_SEND | opcode::DIRECTIVE_RECEIVE => {
             PassthruLength::AtMost(dwords(sqe.cdw10))
         }
@@ -219,10 +218,10 @@ impl Controller {
     /// what it sends, or what the buffer holds before it receives; empty for a command without data.
     ///
     /// # Errors
-    /// [`Error::Usage`], before anything is sent, for a command that the driver needs for itself, for data
-    /// that does not go with the opcode, and for a length other than the command's own fields say: the
-    /// controller would move more than there is. A command whose fields do not say it gets a buffer for all that it may
-    /// move. [`Error::Command`] with the controller's answer.
+    /// [`Error::Usage`], before anything is sent, for a command that the driver needs for itself, for data that does
+    /// not match the opcode, and for a length other than the command's fields require: the controller would move more
+    /// bytes than the buffer has. A command whose fields do not contain a length gets a buffer of the largest size.
+    /// [`Error::Command`] with the controller's answer.
     pub fn passthru(&self, set: CommandSet, sqe: Sqe, data: &[u8]) -> Result<PassthruAnswer> {
         let room = self.check_passthru(set, &sqe, data.len() as u64)?;
         let what = in_words(set, sqe.opcode());
@@ -503,7 +502,8 @@ mod tests {
         }
     }
 
-    /// Beyond the first page the address of what a command moves is in PRP2: a buffer is always as long as that.
+    /// A command that moves more than a page needs PRP2, so that its buffer always has the length that the command may
+    /// move.
     #[cfg(feature = "sim")]
     #[test]
     fn a_command_of_unknown_length_gets_a_buffer_for_all_that_it_may_move() {

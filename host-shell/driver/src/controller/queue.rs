@@ -39,7 +39,7 @@ pub enum QueueRefusal {
 }
 
 impl QueueRefusal {
-    /// Returns the error that it stands for; `otherwise` where the queue itself does not take the command.
+    /// Returns the error of this refusal; `otherwise` makes it if the queue itself does not take the command.
     pub fn into_error(self, otherwise: impl FnOnce(SubmitError) -> Error) -> Error {
         match self {
             Self::Queue(error) => otherwise(error),
@@ -258,7 +258,7 @@ impl DriverQueue {
         self.batch().submit(sqe, buffer)
     }
 
-    /// Submits a command whose data lies where `data` says: parts of `buffer`, which the command keeps as in
+    /// Submits a command whose data is described by `data`: parts of `buffer`, which the command keeps as in
     /// [`submit`](Self::submit), or memory outside of this process, such as a peer device's.
     #[inline]
     pub fn submit_data(
@@ -270,7 +270,7 @@ impl DriverQueue {
         self.batch().submit_data(sqe, data, buffer)
     }
 
-    /// Starts a batch of commands: one lock and one look at the clock for all of them.
+    /// Starts a batch of commands: it takes the lock and reads the clock once for all of them.
     #[inline]
     pub fn batch(&mut self) -> SubmissionBatch<'_> {
         let Self {
@@ -288,7 +288,8 @@ impl DriverQueue {
             }
             let count = basis.seen();
             let inner = lock(inner);
-            // A reset holds the queue's lock, and another drive may answer after it.
+            // A reset holds the queue's lock, and another drive may answer after it, so the count is compared again
+            // under the lock.
             if count.is_none_or(|count| count == session.facts.alarm.count()) {
                 break inner;
             }
@@ -301,7 +302,7 @@ impl DriverQueue {
         }
     }
 
-    /// Holds commands of this queue to `info`, on which its user relies.
+    /// Refuses later commands of this queue if the namespace differs from `info`, on which its user relies.
     pub fn goes_by(&mut self, info: NamespaceInfo) {
         self.basis.goes_by(info);
     }
@@ -324,8 +325,8 @@ impl DriverQueue {
         self.basis.check(nsid, opcode)
     }
 
-    /// Returns the cause of `error`, with which a command with `opcode` ended: that the namespace changed says
-    /// more than most statuses, but not more than that it is being sanitized.
+    /// Returns the cause to report for `error`, with which a command with `opcode` ended: a change of the namespace
+    /// explains more than most statuses, but not more than that it is being sanitized.
     pub fn cause_of(&mut self, nsid: Nsid, opcode: u8, error: Error) -> Error {
         let says_more = [Status::SANITIZE_IN_PROGRESS, Status::SANITIZE_FAILED];
         match &error {

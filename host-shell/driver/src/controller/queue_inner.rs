@@ -104,8 +104,8 @@ pub trait GpuDrivenQueue: Send {
 }
 
 impl QueueInner {
-    /// Reaps the posted completions into the backlog. `clock` is read afterwards, so that no completion which
-    /// arrived after its deadline counts as in time.
+    /// Reaps the posted completions into the backlog. `clock` is read after the completions, so that one that arrived
+    /// after its deadline never counts as in time.
     pub fn drain(
         &mut self,
         clock: impl FnOnce() -> u64,

@@ -146,7 +146,7 @@ impl ControllerSession {
         self.ring_memory.as_ref()
     }
 
-    /// Returns the nanoseconds since the start: the clock that the core is given.
+    /// Returns the nanoseconds since the start of the session: the clock whose values the core receives.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         let now_ns = self.start.elapsed().as_nanos() as u64;
@@ -205,9 +205,9 @@ impl ControllerSession {
 
     /// Sends one admin command and waits for its end. The buffer comes back when it succeeded.
     ///
-    /// A command that is not answered in time costs a controller reset: an admin queue that does
-    /// not answer could not carry an Abort either. So does an answer that is seen after the deadline:
-    /// what it did, such as a queue that it created, is gone with the reset.
+    /// A command that is not answered in time costs a controller reset: an admin queue that does not answer could not
+    /// carry an Abort either. An answer that is seen after the deadline costs one, too; a queue that the command
+    /// created, for example, is gone with the reset.
     pub fn admin(
         &self,
         what: &str,
@@ -218,8 +218,8 @@ impl ControllerSession {
         self.admin_locked(&mut admin, what, sqe, buffer)
     }
 
-    /// As [`admin`](Self::admin), for a command without data that may take `timeout`, whatever others may;
-    /// `watch` asks something else meanwhile.
+    /// Sends a command as [`admin`](Self::admin) does, without data and with the deadline `timeout` in place of the
+    /// usual one; `watch` sends queries meanwhile.
     pub(crate) fn admin_for(
         &self,
         what: &str,

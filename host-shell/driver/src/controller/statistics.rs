@@ -15,12 +15,12 @@ pub struct QueueStatistics {
     pub expired: u64,
     /// Times the submission doorbell was rung.
     pub rings: u64,
-    /// Most commands in flight at once.
+    /// Largest number of commands in flight at once.
     pub peak: u32,
 }
 
 impl QueueStatistics {
-    /// Adds those of another queue, or of the same one before it was created again.
+    /// Adds the counts of another queue, or of the same one before it was created again.
     pub fn add(&mut self, other: &Self) {
         self.submitted += other.submitted;
         self.completed += other.completed;

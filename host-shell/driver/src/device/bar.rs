@@ -1,5 +1,5 @@
-//! The doorbells of a controller, mapped into this process: where those of a queue lie, by CAP.DSTRD, and whether
-//! the mapping has them at all. A write to one is the only access of the I/O path to the device.
+//! The doorbells of a controller, mapped into this process: finds a queue's doorbells by CAP.DSTRD, and checks that the
+//! mapping contains them. A write to a doorbell is the only access of the I/O path to the device.
 // UNSAFETY: doorbells are raw pointers into memory of the device, or into a file that is mapped here.
 #![allow(unsafe_code)]
 
@@ -34,7 +34,7 @@ impl DoorbellMap {
     #[cfg(feature = "sim")]
     pub(crate) fn of_simulator(doorbells: &nvme_sim::Doorbells) -> Self {
         let start = doorbells.as_ptr().cast_mut().cast::<u32>();
-        // SAFETY: page-aligned atomics of that many bytes, which the device keeps as long as it lives.
+        // SAFETY: the words are page-aligned atomics of that many bytes, which the device keeps as long as it lives.
         unsafe { Self::new(start, doorbells.bytes()) }
     }
 
@@ -42,7 +42,7 @@ impl DoorbellMap {
     /// keeps them as long as it lives.
     pub(crate) fn of_words(pages: &[DoorbellPage], words: usize) -> Self {
         let start = pages.as_ptr().cast_mut().cast::<u32>();
-        // SAFETY: page-aligned atomics of that many bytes, which the device keeps as long as it lives.
+        // SAFETY: the words are page-aligned atomics of that many bytes, which the device keeps as long as it lives.
         unsafe { Self::new(start, size_of_val(pages).min(words * 4)) }
     }
 
@@ -144,7 +144,7 @@ impl MappedFile {
 #[cfg(feature = "vfio-user")]
 impl Drop for MappedFile {
     fn drop(&mut self) {
-        // SAFETY: our own mapping. It is dropped with the device, and queue pairs keep the device alive, so no
+        // SAFETY: this is our own mapping. It is dropped with the device, and queue pairs keep the device alive, so no
         // doorbell of it can be rung any more; a stale one would write to unrelated memory.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }

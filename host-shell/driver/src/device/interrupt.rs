@@ -1,7 +1,7 @@
 //! Waiting for completions by interrupt instead of by polling.
 //!
-//! Polling stays the truth: an interrupt only ends a nap early, so one that is lost or shared costs
-//! time and nothing else.
+//! Polling alone decides that a command has ended: an interrupt only ends a nap early, so one that is lost or shared
+//! costs time and nothing else.
 
 use nvme_core::spec::Qid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// CSTS are read again at least this often.
 const NAP: Duration = Duration::from_millis(5);
 
-/// The interrupt vectors of a controller, as event descriptors. None of them: polling.
+/// The interrupt vectors of a controller, as event descriptors; if there are none, completions are polled.
 #[derive(Debug, Default)]
 pub(crate) struct VectorEvents(Vec<OwnedFd>);
 
@@ -21,8 +21,8 @@ impl VectorEvents {
         Self(events)
     }
 
-    /// Returns the vector of an I/O queue: vector 0 is the admin queue's, and that of all when there is no
-    /// other.
+    /// Returns the vector of an I/O queue. Vector 0 belongs to the admin queue, and to all queues if it is the only
+    /// one.
     pub fn vector(&self, qid: Qid) -> Option<u16> {
         match self.0.len() as u16 {
             0 => None,
@@ -43,7 +43,7 @@ impl VectorEvents {
             tv_nsec: i64::from(most.min(NAP).subsec_nanos()),
         };
         if poll(&mut fds, Some(&nap)).is_ok_and(|ready| ready > 0) {
-            // Others who share the vector may have taken it: then there is nothing to read.
+            // Another thread that shares the vector may have read the event: then there is nothing to read.
             let _ = rustix::io::read(event, &mut [0; 8]);
         }
     }
@@ -76,7 +76,7 @@ mod tests {
         rustix::io::write(&all.0[0], &2u64.to_ne_bytes()).unwrap();
         all.nap(0, NAP);
         assert!(rustix::io::read(&all.0[0], &mut [0; 8]).is_err(), "taken");
-        // Without one it ends all the same; a vector that there is not takes no time.
+        // Without an interrupt a nap ends, too; a vector that does not exist takes no time.
         let begin = Instant::now();
         all.nap(0, Duration::from_secs(60));
         assert!(begin.elapsed() >= Duration::from_millis(4));

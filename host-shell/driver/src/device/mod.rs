@@ -63,14 +63,15 @@ pub trait Device: Send + Sync {
     /// Ends the controller's access to the mapping of `bytes` bytes at `iova`; waits for accesses in progress.
     ///
     /// # Errors
-    /// When that is no mapping, or a part of one; nothing is unmapped then.
+    /// An error for bytes that are no mapping, or only a part of one; nothing is unmapped then.
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()>;
 
     /// Lets the controller move data into and out of `memory` of a GPU; returns the address that it
-    /// uses. [`unmap_dma`](Self::unmap_dma) ends that. The default cannot.
+    /// Lets the controller move data into and out of `memory` of a GPU; returns the address that it uses.
+    /// [`unmap_dma`](Self::unmap_dma) ends that. The default returns an error.
     ///
     /// # Errors
-    /// [`Error::Usage`] where the transport has no way to such memory.
+    /// [`Error::Usage`] if the transport cannot reach such memory.
     fn map_peer(&self, memory: PeerMemory) -> Result<Iova> {
         let _ = memory;
         Err(Error::usage(

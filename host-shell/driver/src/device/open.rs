@@ -124,8 +124,8 @@ pub fn meant(host: &SysfsHost, text: &str) -> Option<Error> {
     Some(Error::usage(cause, remedy))
 }
 
-/// As [`open`], for reading only: an image of the simulator is shared with other readers, and is not
-/// created. Other devices are opened as they are by [`open`].
+/// Opens a device as [`open`] does, for reading only: an image of the simulator is shared with other readers, and is
+/// not created. Other devices are opened as by [`open`].
 ///
 /// # Errors
 /// As [`open`].

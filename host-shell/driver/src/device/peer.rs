@@ -1,6 +1,6 @@
-//! Memory of a GPU as [`Device::map_peer`](super::Device::map_peer) receives it: a bus address, a way to export it
-//! as a dma-buf, and a copier for simulated controllers. This layer knows no GPU and calls no CUDA; the crates
-//! above fill in the functions.
+//! Memory of a GPU as [`Device::map_peer`](super::Device::map_peer) receives it: a bus address, a function that exports
+//! it as a dma-buf, and a copier for simulated controllers. This layer knows no GPU and calls no CUDA; the crates above
+//! fill in the functions.
 
 use crate::error::Result;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ pub struct PeerMemory {
     pub bytes: usize,
     /// True if the memory is host memory: the GPU has no memory, or shares the processor's.
     pub in_host: bool,
-    /// Exports it as a dma-buf, which the driver of a controller on the bus imports.
+    /// Function that exports the memory as a dma-buf, which the driver of a controller on the bus imports.
     pub dma_buf: ExportMemory,
     /// Creates the copier that moves the data of a simulated controller; a controller on the bus does so
     /// itself.

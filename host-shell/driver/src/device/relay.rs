@@ -1,8 +1,8 @@
 //! Doorbells that are plain words of this process's memory, relayed to the controller by a thread.
 //!
-//! For what cannot store to the BAR (tier 0: a GPU whose driver does not map it): it stores to
-//! [`DoorbellRelay::words`], laid out as the BAR is from 1000h on, and the thread passes the newest value on.
-//! Several rings between two looks cost one write to the controller.
+//! A writer that cannot store to the BAR (tier 0: a GPU whose driver does not map it) stores to
+//! [`DoorbellRelay::words`], laid out as the BAR is from 1000h on, and the thread passes the newest value on. Several
+//! rings between two passes of the thread cost one write to the controller.
 //!
 //! Invariant: every value stored is passed on, or replaced by a newer one of the same doorbell. The
 //! thread takes a value by swapping [`NONE`] in, so a queue that is created again may ring the value
@@ -43,7 +43,8 @@ pub struct DoorbellRelay {
 struct RelayState {
     device: Arc<dyn Device>,
     pages: Box<[DoorbellPage]>,
-    /// Admin tail and head, then the others: place of the word, and the doorbell behind it.
+    /// The doorbells of the admin queue, tail and head, then the others: the index of each word and the register behind
+    /// it.
     doorbells: Vec<(usize, DoorbellRegister<'static>)>,
     stop: AtomicBool,
     /// Passes that have ended, to wait for.
@@ -104,7 +105,8 @@ impl DoorbellRelay {
         }))
     }
 
-    /// Returns the words, page aligned, as the BAR is from 1000h on: what is registered with a GPU.
+    /// Returns the words, page aligned and laid out as the BAR is from 1000h on: the memory that is registered with a
+    /// GPU.
     ///
     /// Store a doorbell's value with release order at system scope; nothing else may be stored.
     pub fn words(&self) -> &[DoorbellPage] {

@@ -1,4 +1,4 @@
-//! Memory outside of this process's own where rings can lie: the controller memory buffer, or memory of a peer.
+//! Memory outside of this process's own in which rings can lie: the controller memory buffer, or memory of a peer.
 //!
 //! Invariant: a byte belongs to at most one [`RingPiece`] at a time, and to no other before that one is dropped.
 // UNSAFETY: the memory arrives as a mapped BAR, a raw pointer.
@@ -63,8 +63,8 @@ impl RingMemory {
         }
     }
 
-    /// Returns a place for both kinds of rings in `bytes` bytes of mapped memory, as [`new`](Self::new)
-    /// otherwise.
+    /// Returns `bytes` bytes of mapped memory that takes both kinds of rings; the other parameters are those of
+    /// [`new`](Self::new).
     ///
     /// # Safety
     /// As of [`new`](Self::new).
@@ -92,12 +92,12 @@ impl RingMemory {
         (self.start.as_ptr(), self.bytes as usize)
     }
 
-    /// True if submission queues may lie in it.
+    /// True if submission queues may lie in this memory.
     pub fn takes_submission_queues(&self) -> bool {
         self.size.sqs()
     }
 
-    /// True if completion queues may lie in it.
+    /// True if completion queues may lie in this memory.
     pub fn takes_completion_queues(&self) -> bool {
         self.size.cqs()
     }
@@ -177,8 +177,8 @@ impl RingPiece {
             .checked_add(from.len())
             .is_some_and(|end| end <= self.len());
         for (at, byte) in from.iter().enumerate().filter(|_| is_inside) {
-            // SAFETY: as above, and this piece has one owner, so no other thread writes to it. Volatile,
-            // because every byte must reach the controller's memory exactly once.
+            // SAFETY: the bytes lie inside the piece, which is mapped while this lives and has one owner, so no other
+            // thread writes to it. Volatile, because every byte must reach the controller's memory exactly once.
             unsafe { self.start().wrapping_add(offset + at).write_volatile(*byte) };
         }
         is_inside

@@ -1,5 +1,5 @@
-//! The embedded simulator as a device: a controller in this process, driven by threads that poll its
-//! doorbell memory. Nothing of the driver above knows the difference.
+//! The embedded simulator as a device: a controller in this process, driven by threads that poll its doorbell memory.
+//! The driver above uses it like any other device.
 
 use crate::device::Device;
 use crate::device::bar::DoorbellMap;
@@ -109,7 +109,7 @@ pub fn open_reading(text: &str) -> Result<Arc<dyn Device>> {
     start(text, config).map(|(device, _)| device)
 }
 
-/// As [`open`], and the controller in it: for tests that look at both sides.
+/// Opens the simulator as [`open`] does, and returns its controller, too: for tests that look at both sides.
 ///
 /// # Errors
 /// As [`open`].

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::ops::RangeInclusive;
 
 #[cfg(feature = "vfio")]
-/// Addresses below are left out: a PRP of 0 is easily taken for none.
+/// Lowest address that is used: a PRP of 0 is easily mistaken for no PRP.
 const LOWEST: u64 = 64 << 10;
 /// Long mappings start at a multiple of this, so that the IOMMU can use its huge pages.
 const HUGE: u64 = 2 << 20;

@@ -1,5 +1,4 @@
-//! Page-aligned memory that a device can be given: of this process alone, or a file that another
-//! process can map too.
+//! Page-aligned memory that a device can use: of this process alone, or a file that another process can map too.
 //!
 //! Invariant: memory that is made here is whole granules, at a multiple of the granule; a part of
 //! a file of another process is whole pages.
@@ -19,7 +18,7 @@ use std::sync::Arc;
 /// Every mapping is a multiple of this, the largest page size that bring-up may choose.
 pub const GRANULE: usize = 64 << 10;
 
-/// The huge page that shared memory is made of where the system has some.
+/// Size of huge pages, of which shared memory is made if the system has some.
 const HUGE: usize = 2 << 20;
 
 /// Zeroed memory of this process, aligned to 64 KiB at least.
@@ -56,8 +55,8 @@ impl DmaPages {
 
     /// Maps at least `bytes` bytes of a memory file that another process can map as well.
     ///
-    /// 2 MiB and more come in huge pages where the system has some free, and are rounded up to
-    /// 2 MiB then, else to 64 KiB. The file is sealed: its size cannot change.
+    /// 2 MiB and more are taken from huge pages if the system has some free, and are rounded up to 2 MiB then, else to
+    /// 64 KiB. The file is sealed: its size cannot change.
     pub fn shared(bytes: usize) -> Result<Self> {
         if bytes >= HUGE {
             let huge = Self::of_memory_file(rounded(bytes, HUGE)?, HUGE, MemfdFlags::HUGETLB);
@@ -100,7 +99,7 @@ impl DmaPages {
         })
     }
 
-    /// Returns `bytes` bytes at `start` that were mapped elsewhere: `keep` gives them back on drop.
+    /// Returns `bytes` bytes at `start` that were mapped elsewhere: dropping `keep` unmaps them.
     #[cfg(feature = "cuda")]
     pub fn foreign(
         start: NonNull<u8>,
@@ -349,7 +348,7 @@ mod tests {
             let pages = DmaPages::shared(bytes).unwrap();
             assert!(pages.len() >= bytes && pages.len().is_multiple_of(GRANULE));
             assert!(pages.start().addr().is_multiple_of(GRANULE));
-            // SAFETY: our own mapping, not used elsewhere.
+            // SAFETY: this is our own mapping, which nothing else uses.
             unsafe { pages.start().add(bytes - 1).write(7) };
             let file = File::from(pages.file().unwrap().try_clone_to_owned().unwrap());
             assert_eq!(file.metadata().unwrap().len(), pages.len() as u64);
@@ -369,7 +368,7 @@ mod tests {
         file.write_all_at(b"peer", 8192).unwrap();
         let pages = DmaPages::of_file(fd.try_clone().unwrap(), 8192, 4096).unwrap();
         assert_eq!(pages.len(), 4096);
-        // SAFETY: our own mapping, not used elsewhere.
+        // SAFETY: this is our own mapping, which nothing else uses.
         let first = unsafe { pages.start().cast::<[u8; 4]>().read() };
         assert_eq!(&first, b"peer");
         assert!(pages.file().is_none(), "not a file from its start on");

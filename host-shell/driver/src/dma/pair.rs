@@ -63,8 +63,8 @@ pub struct OwnedPair {
 }
 
 impl OwnedPair {
-    /// Allocates rings and list memory and makes an empty pair of them. The rings that `elsewhere`
-    /// takes lie there, the others and the lists in this process.
+    /// Allocates rings and list memory and makes an empty pair of them. A ring that the memory `elsewhere` takes lies
+    /// there; the other ring and the lists lie in this process.
     pub fn new(
         device: &Arc<dyn Device>,
         shape: PairShape,

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, Weak};
 const LEAST: usize = 2 << 20;
 const FEW_BYTES: usize = 32 << 20;
 
-/// Hands out parts of shared mappings.
+/// Allocates parts of shared mappings.
 #[derive(Debug)]
 pub struct PagePool {
     chunks: Mutex<Vec<Weak<PoolChunk>>>,
@@ -28,7 +28,7 @@ pub struct PagePool {
     first: usize,
 }
 
-/// A mapping, and which of its bytes are free. It lives as long as there are parts of it.
+/// A mapping and its free bytes. It lives as long as a part of it does.
 #[derive(Debug)]
 struct PoolChunk {
     pages: Arc<DmaPages>,
@@ -38,7 +38,7 @@ struct PoolChunk {
 #[derive(Debug)]
 struct ChunkState {
     free: IovaAllocator,
-    /// Bytes from here on were never given out: they are zero.
+    /// Bytes from here on were never allocated: they are zero.
     fresh: usize,
 }
 

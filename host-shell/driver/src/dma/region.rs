@@ -1,4 +1,4 @@
-//! Regions mapped at the device, and buffers leased out of them.
+//! Regions mapped at the device, and buffers that are parts of them.
 //!
 //! Invariant: memory stays mapped, here and at the device, until nothing can touch it any more. A
 //! [`DmaBuffer`] that is lent to a command is inside its queue pair, so no one else can read or free it.
@@ -105,8 +105,8 @@ impl DmaBuffer {
         })
     }
 
-    /// Returns the memory as a place for rings of I/O queues ([`RingLocation::Peer`](crate::RingLocation::Peer)): no
-    /// copy of them is in memory of this process.
+    /// Converts the memory into room for rings of I/O queues ([`RingLocation::Peer`](crate::RingLocation::Peer)), which
+    /// then lie nowhere else.
     ///
     /// # Errors
     /// [`Error::Usage`] for a buffer that does not begin with a page, or is shorter than one.
@@ -186,7 +186,8 @@ impl DmaBuffer {
         self.offset / self.capacity.max(1)
     }
 
-    /// Returns the bytes. The controller was never given them, or gave them back.
+    /// Returns the bytes. The controller does not use the buffer: it never had its address, or has completed the
+    /// command.
     #[inline]
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: offset + len lie inside the region, which the Arc keeps mapped. The range has one owner,
@@ -214,7 +215,7 @@ impl ScratchPage {
         MappedRegion::new(device, GRANULE).map(Self)
     }
 
-    /// Returns the page as the words that the core reads it by.
+    /// Returns the page as words, through which the core reads it.
     pub(crate) fn words(&self) -> DmaWords<'_> {
         // SAFETY: the region is page aligned and lives as long as the borrow. Only atomics access it, since the
         // controller may write to the page while the core reads it.

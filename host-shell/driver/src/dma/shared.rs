@@ -19,7 +19,7 @@ pub(crate) struct SharedPages {
 
 struct SharedMapping {
     bytes: usize,
-    /// The memory, where it is this process's.
+    /// The pages, if the memory belongs to this process.
     _pages: Option<Arc<DmaPages>>,
 }
 

@@ -65,7 +65,7 @@ impl Error {
     }
 }
 
-/// Returns a copy, with its code of the system where it has one.
+/// Returns a copy of the error, with its error number of the system if it has one.
 fn again(source: &io::Error) -> io::Error {
     match source.raw_os_error() {
         Some(errno) => io::Error::from_raw_os_error(errno),

@@ -9,7 +9,7 @@ use std::fs;
 pub struct BarResource {
     /// The BAR, 0 to 5.
     pub bar: u8,
-    /// Its first address on the bus.
+    /// First address of the BAR on the bus.
     pub start: u64,
     /// Bytes.
     pub bytes: u64,
@@ -20,7 +20,7 @@ pub struct BarResource {
 pub struct SysfsFunction {
     /// Its PCI address.
     pub address: PciAddress,
-    /// Configuration space, as much as may be read.
+    /// Configuration space, as far as it may be read.
     pub config: PciConfig,
     /// The driver that it is bound to.
     pub driver: Option<String>,
@@ -36,9 +36,10 @@ pub struct SysfsFunction {
     pub serial: Option<String>,
     /// The bridges above it, the nearest first.
     pub bridges: Vec<PciAddress>,
-    /// The root complex that it is below, as Linux names it: pci0000:00.
+    /// The root complex above the function, as Linux names it: pci0000:00.
     pub complex: Option<String>,
-    /// The NUMA node that it is next to; none on machines of one node, and where the firmware says nothing.
+    /// The NUMA node to which the function is attached; none on machines of one node, and if the firmware does not
+    /// report it.
     pub node: Option<u32>,
     /// Speed and width that its link was trained to.
     pub trained: Option<PcieLink>,
@@ -141,7 +142,7 @@ impl SysfsFunction {
     }
 }
 
-/// True if `name` is that of a root complex: pci0000:00.
+/// True if `name` is the name of a root complex, such as pci0000:00.
 fn is_complex(name: &str) -> bool {
     let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit());
     let numbers = name

@@ -48,7 +48,7 @@ impl SysfsHost {
         }
     }
 
-    /// Returns the text of a file without its last line feed; none when it cannot be read.
+    /// Returns the text of a file without its last line feed; `None` if the file cannot be read.
     pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let bytes = fs::read(self.path(path)).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())

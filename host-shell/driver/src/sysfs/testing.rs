@@ -21,7 +21,7 @@ impl Tree {
         Self(path)
     }
 
-    /// Returns the machine, as this program would see it.
+    /// Returns the fixture as a machine that this program examines.
     pub fn host(&self) -> SysfsHost {
         SysfsHost::at(&self.0)
     }
@@ -38,7 +38,7 @@ impl Tree {
         fs::read_to_string(self.0.join(path)).unwrap()
     }
 
-    /// A symbolic link, as sysfs has them: only its last part counts.
+    /// Makes a symbolic link, as in sysfs: only the last part of its target counts.
     pub fn link(&self, path: &str, target: &str) {
         let path = self.0.join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -46,7 +46,7 @@ impl Tree {
         symlink(target, path).unwrap();
     }
 
-    /// Configuration space of a function: vendor, device and class.
+    /// Returns the configuration space of a function: vendor, device and class.
     pub fn config(vendor: u16, device: u16, class: u32) -> Vec<u8> {
         let mut bytes = vec![0; 256];
         bytes[..2].copy_from_slice(&vendor.to_le_bytes());
@@ -83,12 +83,12 @@ impl Tree {
         );
     }
 
-    /// Puts a function below bridges (the nearest last), before anything else is said of it.
+    /// Adds a function below `bridges` (the nearest last); its other files are added afterwards.
     pub fn place(&self, bdf: &str, bridges: &[&str]) {
         self.place_at(bdf, &[&["pci0000:00"], bridges].concat());
     }
 
-    /// As [`place`](Self::place), below a root complex and bridges.
+    /// Adds a function as [`place`](Self::place) does, below a root complex and bridges.
     pub fn place_at(&self, bdf: &str, above: &[&str]) {
         let below = [above, &[bdf]].concat().join("/");
         fs::create_dir_all(self.0.join(format!("sys/devices/{below}"))).unwrap();
@@ -109,7 +109,7 @@ impl Tree {
         }
     }
 
-    /// A process with links to what it has open. Nodes are named without a leading slash.
+    /// Adds a process with links to its open files. Nodes are named without a leading slash.
     pub fn process(&self, id: u32, name: &str, open: &[&str]) {
         let folder = format!("proc/{id}");
         self.file(&format!("{folder}/comm"), format!("{name}\n"));

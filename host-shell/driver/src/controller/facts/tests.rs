@@ -43,7 +43,7 @@ fn a_queue_goes_by_what_its_maker_was_told() {
     let mut new = QueueFacts::new(&facts);
     new.compare(&facts, 1);
     assert!(new.is_current(&facts.alarm));
-    // But who says what it goes by is held to that.
+    // A caller that names the facts on which it relies is refused if they are not the current ones.
     new.goes_by(info(4096, 10));
     new.compare(&facts, 1);
     assert!(!refusal(&new, nvm::opcode::READ).is_empty());
@@ -249,7 +249,7 @@ fn the_largest_transfer_may_grow_and_may_not_fall() {
     );
 }
 
-/// Each of the namespaces that a queue goes by is compared, wherever it stands among them.
+/// Every namespace on which a queue relies is compared, in any position of the list.
 #[test]
 fn a_change_of_any_namespace_is_found() {
     for changed in 1..=3 {

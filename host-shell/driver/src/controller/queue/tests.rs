@@ -85,7 +85,7 @@ fn a_busy_queue_finds_a_command_that_was_lost() {
     std::thread::sleep(ANSWERED);
     assert!(queue.poll().unwrap().is_none());
     skip(&controller, HOUR);
-    // No poll comes back empty from here on.
+    // Every poll finds a completion from here on, so the queue must look for lost commands while it is busy.
     let mut late = 0;
     for _ in 0..3 {
         send(&controller, &mut queue, 10);
@@ -106,7 +106,8 @@ fn what_recovery_takes_after_the_deadline_is_late() {
     std::thread::sleep(ANSWERED);
     send(&controller, &mut other, 4);
     std::thread::sleep(ANSWERED);
-    // Recovery takes the completions of all queues that it resets: not as if they were in time.
+    // Recovery also takes the completions of the other queues that it resets: they count as late here, since the
+    // deadline has passed.
     let drained = lock(&other.inner).drain(|| 2 * HOUR.as_nanos() as u64);
     drained.unwrap();
     for _ in 0..4 {
@@ -116,7 +117,7 @@ fn what_recovery_takes_after_the_deadline_is_late() {
     assert!(queue.wait().unwrap().unwrap().late);
 }
 
-/// A reset holds the queue's lock: a submission that waited for it is judged by what the reset found.
+/// A reset holds the queue's lock: a submission that waited for the lock is refused if the reset found a change.
 #[test]
 fn a_submission_that_waited_for_a_reset_goes_by_what_it_found() {
     let controller = start("sim:mem?size=1MiB&block=4096");
@@ -145,7 +146,7 @@ fn a_submission_that_waited_for_a_reset_goes_by_what_it_found() {
     assert!(matches!(refused, QueueRefusal::Changed(_)), "{refused}");
 }
 
-/// Bring-up lists the first 32 namespaces; kernels that use another one depend on the look that a reset takes at it.
+/// Bring-up lists the first 32 namespaces; kernels that use another one rely on the reset to read its properties.
 #[test]
 fn a_reset_reads_namespaces_beyond_those_that_bring_up_lists() {
     let controller = start("sim:mem?size=1MiB&block=4096&ns=40");

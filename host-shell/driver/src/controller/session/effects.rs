@@ -1,5 +1,5 @@
-//! Admin commands of this process that change facts on which handles rely. After such a command the handles read
-//! the facts again, and those of a namespace that is erased are refused before the command is sent: otherwise a
+//! Admin commands of this process that change facts on which handles rely. After such a command the handles read the
+//! facts again. If the command erases a namespace, its handles are refused before the command is sent: otherwise a
 //! thread could still write by the old block size.
 
 use super::ControllerSession;
@@ -29,7 +29,7 @@ impl ControllerSession {
             (Err(Error::Command { .. }), CommandEffect::Erased(nsid)) => {
                 self.facts.was_not_erased(nsid)
             }
-            // A command without an answer may or may not have been executed, so it counts as if it was.
+            // A command without an answer may have been executed, so it counts as executed.
             (Ok(_), CommandEffect::Sanitized) => self.facts.alarm.erase(),
             (Err(error), CommandEffect::Sanitized) if !matches!(error, Error::Command { .. }) => {
                 self.facts.alarm.erase();

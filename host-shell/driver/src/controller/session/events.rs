@@ -16,7 +16,7 @@ impl ControllerSession {
     /// Looks for events unless another thread has the admin queue, which then does so itself.
     ///
     /// # Errors
-    /// As a reset, which a completion that makes no sense costs.
+    /// The error of a failed reset: a completion that makes no sense costs a reset.
     pub(crate) fn glance_at_events(&self) -> Result<()> {
         let mut admin = match self.admin.try_lock() {
             Ok(admin) => admin,
@@ -41,8 +41,8 @@ impl ControllerSession {
         Ok(())
     }
 
-    /// Looks for events if a completion has arrived that nobody has dealt with. Waits for a thread that has the
-    /// admin queue to deal with it: until then the facts may be older than an event.
+    /// Looks for events if a completion has arrived that nobody has handled. If another thread has the admin queue,
+    /// waits for that thread to handle it: until then the facts may be older than an event.
     #[inline]
     pub(crate) fn look(&self) {
         if self.admin_view.has_arrived() {

@@ -1,7 +1,7 @@
 //! Drives the core's bring-up and recovery state machines: start, abort of one command, controller reset.
 //!
-//! No command is lost from the books: an expired one is aborted, or ends with the reset; the other commands in
-//! flight end as "aborted by reset" and may be sent again.
+//! Every command ends exactly once: an expired one is aborted, or ends with the reset; the other commands in flight end
+//! as "aborted by reset" and may be sent again.
 
 use super::{AdminSession, ControllerSession, LONG_WAIT, ResetRecord};
 use crate::controller::notice::ControllerNotice;
@@ -155,7 +155,8 @@ impl ControllerSession {
         if result.is_ok() {
             self.facts.observe_all(&admin.info);
         }
-        // Kernels look before they are let in, each for its own namespace; others look before they submit.
+        // Kernels compare the facts of their namespace before they pass the gate; queues of the host compare them
+        // before they submit.
         #[cfg(feature = "cuda")]
         for lent in inners.iter_mut().filter_map(|inner| inner.lent.as_mut()) {
             lent.resume(result.is_ok());

@@ -1,14 +1,14 @@
-//! Reading again what handles go by, when an event, a status or a reset says that it may have changed.
+//! Reads the facts that handles rely on again, when an event, a status or a reset reports a possible change.
 //!
 //! The completion of an event request is seen by every wait for an admin command, by each look at the admin queue
-//! (`glance_at_events`), and by recovery; it raises the alarm at once. Looks are taken
+//! (`glance_at_events`), and by recovery; it raises the alarm at once. The session looks at the admin queue
 //! - before each blocking call, each batch of submissions to a queue and each launch of a kernel: two loads while
 //!   nothing has arrived ([`CompletionView`](crate::dma::CompletionView)),
 //! - by threads that wait for completions, every 10 ms,
 //! - by the watch over gathers of a store with a GPU, every 2 ms, whatever the host does.
 //!
 //! So no command is submitted by old facts once the event has been posted. Commands that were submitted before it are
-//! in flight, and the controller may execute them after the change: the calls that they belong to end with the error.
+//! in flight, and the controller may execute them after the change: the calls that sent them end with the error.
 //! Kernels that run meanwhile are stopped by their gate.
 
 use super::{AdminSession, ControllerSession};
@@ -32,7 +32,7 @@ use zerocopy::FromBytes;
 pub enum FactsStanding {
     /// It is as it was.
     Holds,
-    /// Something has happened since it was looked at.
+    /// Something has happened since the last look, and the facts were not read again.
     Unknown,
     /// Reason why the facts no longer hold: [`Error::Changed`], or the error of the last reading.
     Refused(Error),
@@ -64,7 +64,8 @@ impl UserFacts {
         self.session.facts.alarm.see(status);
     }
 
-    /// As [`check`](Self::check), by the facts that are known now: sends nothing and waits for nothing.
+    /// Returns the result of [`check`](Self::check) by the facts that are known now: sends nothing and waits for
+    /// nothing.
     pub fn standing(&self, opcode: u8) -> FactsStanding {
         let facts = &self.session.facts;
         let mut basis = lock(&self.basis);
@@ -89,7 +90,7 @@ impl UserFacts {
         basis.check(self.nsid, opcode)
     }
 
-    /// Looks whether commands with `opcode` may still be sent.
+    /// Checks whether commands with `opcode` may still be sent.
     ///
     /// # Errors
     /// [`Error::Changed`] when they may not; those of Identify when that is not known.
@@ -116,9 +117,9 @@ impl UserFacts {
 }
 
 impl ControllerSession {
-    /// Reads the facts again on which handles rely, unless nothing has happened since, and returns the alarm's
-    /// count for which they hold. Waits for an admin command that another thread has under way. The caller
-    /// holds no lock of the session or of a queue.
+    /// Reads the facts on which handles rely again, unless nothing has happened since, and returns the alarm's count
+    /// for which they are current. Waits for an admin command that another thread has in flight. The caller holds no
+    /// lock of the session or of a queue.
     ///
     /// # Errors
     /// Those of Identify.
@@ -142,7 +143,7 @@ impl ControllerSession {
         Ok(count)
     }
 
-    /// Waits until no firmware activation holds commands up (CSTS.PP), as long as a command may take.
+    /// Waits until no firmware activation delays commands (CSTS.PP), for as long as a command may take.
     fn wait_for_activation(&self) {
         let deadline_ns = self.now_ns().saturating_add(self.timeout_ns());
         loop {
@@ -214,7 +215,7 @@ impl ControllerSession {
     }
 }
 
-/// Returns the properties of a namespace as Identify Namespace tells them.
+/// Returns the properties of a namespace from its Identify Namespace data.
 pub(super) fn namespace_of(nsid: Nsid, page: &[u8]) -> Result<NamespaceInfo> {
     let identify = IdentifyNamespace::read_from_bytes(page)
         .map_err(|_| Error::internal("Identify Namespace is not 4,096 bytes"))?;

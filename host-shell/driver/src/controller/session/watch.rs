@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Interval of the queries in ns, from the start of the command or from the last answer.
 const PAUSE_NS: u64 = 500_000_000;
 
-/// One question, an Identify command, and where its answers go.
+/// A query, which is an Identify command, and the function that receives its answers.
 ///
 /// The last one may be under way when the watched command ends. Its answer is dropped by the next admin command, or
 /// by a reset.
@@ -51,7 +51,7 @@ impl<'a> IdentifyWatch<'a> {
         queue.ring();
     }
 
-    /// Takes its own answer, and gives anything else back.
+    /// Takes the completion of its query, and returns any other completion.
     pub(super) fn take(
         &mut self,
         done: CommandCompletion<Lease>,

@@ -1,7 +1,7 @@
 //! A controller behind the kernel module nvme_gpu: `kmod:BDF`.
 //!
-//! The module maps memory of this process, and dma-bufs: memory of a GPU, which VFIO cannot map. It stops and
-//! resets the controller before it takes a mapping back, whatever way this process ends (kmod/README.md).
+//! The module maps memory of this process, and dma-bufs: memory of a GPU, which VFIO cannot map. It stops and resets
+//! the controller before it takes a mapping back, however this process ends (kmod/README.md).
 
 mod uapi;
 
@@ -195,7 +195,7 @@ fn unknown(address: PciAddress, source: io::Error) -> Error {
 
 const WANTED: &str = "the system wants the device back (it is being unbound or removed)";
 
-/// Returns the reason why the module wants `node` closed, if it does.
+/// Returns the reason why the module asks this process to close `node`, if it does.
 fn wanted_back(node: &File) -> Option<&'static str> {
     match uapi::info(node) {
         Ok(info) if info.flags & flag::REVOKED != 0 => {
@@ -219,9 +219,9 @@ impl KmodInner {
         }
     }
 
-    /// Returns the device if the module wants it back; closing its node stops and resets it. A reset by the
-    /// system does not end the session: commands that it loses run into their deadlines, and our own
-    /// controller reset recovers the rest.
+    /// Returns the device if the module asks for it; closing its node stops and resets the controller. A reset by the
+    /// system does not end the session: commands that it loses run into their deadlines, and our own controller reset
+    /// recovers the queues.
     fn hear(&self) -> ControlFlow<()> {
         let mut node = lock(&self.node);
         match node.as_ref().map(wanted_back) {
@@ -273,10 +273,10 @@ impl KmodInner {
         Ok(Iova(iova))
     }
 
-    /// Unmaps memory that the module mapped in another way than requested.
+    /// Unmaps memory that the module mapped at another address than requested, and returns the error.
     fn misplaced(&self, made: &KmodMap, segment: &KmodSegment, bytes: usize) -> Error {
         let handle = made.handle;
-        // Closing the node takes it back otherwise.
+        // If the unmapping fails, closing the node takes the mapping back.
         let _ = self.with_node(|node| {
             uapi::unmap(node, handle).map_err(Error::system("NVME_GPU_KMOD_UNMAP"))
         });
@@ -490,7 +490,7 @@ mod tests {
         let mut node = lock(&inner.node);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| inner.gone());
-            // It has seen the BAR in its place, and waits for the node.
+            // The other thread has seen that the BAR is mapped, and now waits for the node.
             std::thread::sleep(Duration::from_millis(50));
             inner.close(&mut node, WANTED);
             drop(node);

@@ -40,7 +40,7 @@ pub struct KmodInfo {
 pub const MAP_USER: u32 = 0;
 pub const MAP_DMABUF: u32 = 1;
 
-/// Of [`KmodMap::flags`]: all of it lies in another PCI function.
+/// Flag of [`KmodMap::flags`]: all of the memory must lie in another PCI function.
 pub const REQUIRE_PEER: u32 = 1;
 
 #[repr(C)]
@@ -81,7 +81,7 @@ struct KmodEvent {
 const READ_WRITE: u64 = 3;
 const WRITE: u64 = 1;
 
-/// Returns the number of a call that takes `bytes` bytes, as `_IOC` makes it.
+/// Returns the request code of a call that takes `bytes` bytes, as `_IOC` computes it.
 const fn number(direction: u64, call: u64, bytes: usize) -> libc::c_ulong {
     (direction << 30 | (bytes as u64) << 16 | (b'N' as u64) << 8 | call) as libc::c_ulong
 }

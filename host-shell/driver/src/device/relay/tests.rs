@@ -1,4 +1,4 @@
-//! Relayed doorbells: what may not get lost, and in which order rings arrive.
+//! Relayed doorbells: no ring is lost, and rings arrive in the right order.
 
 use super::*;
 use crate::{Controller, ControllerConfig};
@@ -64,7 +64,8 @@ fn rings_of_io_queues_arrive_before_a_later_ring_of_the_admin_queue() {
         |index, value| {
             rung.push((index, value));
             if index == 5 {
-                // While the sweep is past word 2: the last ring of a queue, and its deletion.
+                // Rings the last entry of an I/O queue, then its deletion on the admin queue, when
+                // the sweep is already past word 2.
                 words[2].store(1, Ordering::Release);
                 words[0].store(2, Ordering::Release);
             }

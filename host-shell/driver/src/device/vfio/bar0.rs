@@ -23,7 +23,7 @@ pub struct MappedBar {
 }
 
 impl MappedBar {
-    /// Maps BAR0 of `device`, but for the MSI-X table where the kernel wants it left out.
+    /// Maps BAR0 of `device`, without the MSI-X table if the kernel does not allow its mapping.
     pub fn new(device: &File, mut region: VfioRegion, msix: Option<MsixTable>) -> Result<Self> {
         let table = msix
             .filter(|msix| msix.bar == 0)
@@ -49,8 +49,8 @@ impl MappedBar {
             .map(|table| table.start)
             .filter(|start| *start > doorbells)
             .map_or(area.end, |start| start.min(area.end));
-        // SAFETY: page aligned, `len` bytes, and it stays mapped while this struct lives: after the
-        // device is gone pages of ones lie at the same place. A device has one of these structs.
+        // SAFETY: the mapping is page aligned, has `len` bytes and stays mapped while this struct lives: after the
+        // device is gone, pages of ones lie at the same address. A device has one of these structs.
         let block = unsafe { RegisterBlock::from_raw(mapping.start(), len) };
         Ok(Self {
             block,
@@ -82,7 +82,7 @@ impl MappedBar {
         self.gone.get().cloned()
     }
 
-    /// Marks the device as gone for this reason, unless it was gone before, and unmaps the BAR.
+    /// Marks the device as gone for the reason `why`, unless it was gone before, and unmaps the BAR.
     pub fn let_go(&self, why: &str) -> Result<()> {
         let _ = self.gone.set(why.to_owned());
         self.mapping.detach()

@@ -23,9 +23,9 @@ fn none(why: &str) -> Error {
     )
 }
 
-/// Finds the controller memory buffer and maps it. The controller addresses it by its bus address: without
-/// CMBMSC it has no other, and with CMBMSC that address is written there. No memory is mapped at that address
-/// from then on.
+/// Finds the controller memory buffer and maps it. The controller addresses it by its bus address: without CMBMSC it
+/// has no other address, and with CMBMSC the driver writes this one there. No memory is mapped at that address from
+/// then on.
 ///
 /// NVMe Base 2.0c, 3.1.3.11 (CMBLOC), 3.1.3.12 (CMBSZ), 3.1.3.16 (CMBMSC).
 pub fn open(inner: &VfioInner) -> Result<RingMemory> {

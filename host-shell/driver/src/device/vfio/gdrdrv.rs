@@ -1,8 +1,8 @@
 //! GPU memory in this process by gdrcopy's kernel module gdrdrv, for VFIO: its type 1 IOMMU follows such a mapping (a
 //! BAR by its page frames) to the GPU's BAR.
 //!
-//! The calls are those of `src/gdrdrv/gdrdrv.h` and the mapping that of `src/gdrapi.c` in github.com/NVIDIA/gdrcopy,
-//! version 2.4. It has run with a stand-in that maps another device's BAR; not with a GPU.
+//! The calls are copied from `src/gdrdrv/gdrdrv.h` and the mapping from `src/gdrapi.c` in github.com/NVIDIA/gdrcopy,
+//! version 2.4. The code has run with a stand-in that maps another device's BAR; not with a GPU.
 // UNSAFETY: ioctl takes raw pointers; each call here passes a structure that lives on its stack.
 #![allow(unsafe_code)]
 
@@ -39,7 +39,7 @@ struct GdrPin {
     handle: u64,
 }
 
-/// Returns the number of a call: its argument's size is that of the structure, or that of a pointer to it.
+/// Returns the request code of a call: `bytes` is the size of its structure, or of a pointer to the structure.
 const fn number(call: u64, bytes: usize) -> libc::c_ulong {
     (3 << 30 | (bytes as u64) << 16 | 0xDA << 8 | call) as libc::c_ulong
 }

@@ -1,8 +1,8 @@
 //! An IOMMU group with a private address space: the memory that the devices of the group can access.
 //!
-//! Invariant: an address is given to the device only while the memory behind it is kept alive here, and
-//! memory is released only after the kernel has unmapped it. The kernel unmaps the rest when the last
-//! descriptor closes, however this process ends.
+//! Invariant: an address is given to the device only while the memory behind it is kept alive here, and memory is
+//! released only after the kernel has unmapped it. The kernel unmaps all other mappings when the last descriptor
+//! closes, however this process ends.
 
 use super::ioctl;
 use super::iommufd::IoasHandle;
@@ -38,16 +38,16 @@ pub struct VfioGroup {
 
 struct GroupState {
     addresses: IovaAllocator,
-    /// By first address: the stretch that was taken, and the memory behind it.
+    /// Mappings by their first address: the range of addresses, and the memory behind it.
     mapped: BTreeMap<u64, (Range<u64>, Arc<DmaPages>)>,
 }
 
 impl VfioGroup {
-    /// Opens the device `function`, and its group by `iommu`, or joins those of this process who have the group open.
+    /// Opens the device `function`, and its group by `iommu`, or shares a group that this process has open already.
     ///
     /// # Errors
-    /// [`Error::Environment`], with what to do about it; [`Error::Usage`] for a group that this process has open by
-    /// the other interface.
+    /// [`Error::Environment`], with the remedy; [`Error::Usage`] for a group that this process has open by the other
+    /// interface.
     pub fn open(
         host: &SysfsHost,
         function: &SysfsFunction,
@@ -127,8 +127,8 @@ impl VfioGroup {
         Ok(is_ours)
     }
 
-    /// Keeps addresses from being given to memory, because a device decodes them itself. False when
-    /// memory is mapped there already.
+    /// Reserves addresses that a device decodes itself, so that no memory is mapped there. Returns false if memory is
+    /// mapped there already.
     pub fn reserve(&self, range: Range<u64>) -> bool {
         let mut state = lock(&self.state);
         let overlaps = |taken: &Range<u64>| taken.start < range.end && range.start < taken.end;

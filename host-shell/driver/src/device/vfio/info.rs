@@ -25,7 +25,7 @@ pub struct VfioRegion {
     pub offset: u64,
     /// Areas that can be mapped: whole pages, ascending, disjoint; empty when the region cannot be mapped.
     pub mappable: Vec<Range<u64>>,
-    /// The page of the MSI-X table may be mapped with the rest.
+    /// True if the page of the MSI-X table may be mapped with the other pages.
     pub msix_mappable: bool,
 }
 
@@ -58,7 +58,7 @@ impl VfioRegion {
         })
     }
 
-    /// Returns the mappable stretch from `start` on: up to the end of its area, or none.
+    /// Returns the mappable range from `start` to the end of its area, or `None` if `start` is in no area.
     pub fn mappable_from(&self, start: u64) -> Option<Range<u64>> {
         let area = self.mappable.iter().find(|area| area.contains(&start))?;
         Some(start..area.end)
@@ -111,9 +111,9 @@ fn sparse(bytes: &[u8], at: usize) -> Option<Vec<Range<u64>>> {
 pub struct IommuInfo {
     /// Bits of the page sizes that it supports.
     pub page_sizes: u64,
-    /// Addresses that it translates, reserved ones left out; none when the kernel does not say.
+    /// Addresses that the IOMMU translates, without reserved ones; `None` if the kernel does not report them.
     pub ranges: Option<Vec<RangeInclusive<u64>>>,
-    /// Mappings that may still be made; none when the kernel does not say.
+    /// Number of mappings that may still be made; `None` if the kernel does not report it.
     pub mappings_left: Option<u32>,
 }
 
@@ -153,9 +153,9 @@ fn iova_ranges(bytes: &[u8], at: usize) -> Option<Vec<RangeInclusive<u64>>> {
 /// Devices that a hot reset of one device resets too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotReset {
-    /// Groups of the functions; none where the kernel reports the devices of an iommufd instead.
+    /// Groups of the functions; `None` if the kernel reports the devices of an iommufd instead.
     groups: Option<Vec<u32>>,
-    /// All of these devices are this program's.
+    /// True if this program has all of these devices open.
     is_owned: bool,
 }
 
@@ -195,8 +195,7 @@ impl HotReset {
     }
 }
 
-/// The capabilities of an answer: identifier and place. Each has a head of 8 bytes: identifier,
-/// version, place of the next.
+/// The capabilities of an answer. Each begins with 8 bytes: identifier, version, and offset of the next one.
 struct CapabilityChain<'a> {
     bytes: &'a [u8],
     next: u32,
@@ -210,7 +209,7 @@ impl<'a> CapabilityChain<'a> {
             bytes,
             next: first,
             head,
-            // More of them than have room are a circle.
+            // More capabilities than fit into the answer mean that the chain is circular.
             left: bytes.len() / 8,
         }
     }
@@ -360,7 +359,7 @@ mod tests {
         let is_of = |bytes: &[u8]| HotReset::parse(bytes).unwrap().is_of(7);
         assert!(is_of(&of(0, &[7, 7])));
         assert!(!is_of(&of(0, &[7, 8])));
-        // With iommufd the entries are numbers of its devices.
+        // With iommufd each entry is the number of a device, in place of a group.
         assert!(is_of(&of(3, &[1, 2])));
         assert!(!is_of(&of(1, &[7, 7])));
         assert!(!is_of(&of(2, &[8])), "owned, and groups all the same");

@@ -94,8 +94,8 @@ impl VfioInner {
             // The kernel clears it too, when the last descriptor closes.
             let _ = set_command(file, self.config_offset, COMMAND_MEMORY | COMMAND_NO_INTX);
         }
-        // If the BAR cannot be unmapped, the kernel keeps waiting for us; the mapping reads as ones
-        // all the same. No store through it can reach the device any more.
+        // If the BAR cannot be unmapped, the kernel keeps waiting for this process, but the mapping reads as ones. No
+        // store through it can reach the device any more.
         let _ = self.bar.let_go(&format!("{}: {why}", self.address));
         *file = None;
     }

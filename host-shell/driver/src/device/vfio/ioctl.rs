@@ -122,12 +122,12 @@ pub fn device(group: &File, name: &str) -> io::Result<File> {
     // SAFETY: the kernel reads a string that ends with a zero byte.
     let fd =
         result(unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD as _, name.as_ptr()) })?;
-    // SAFETY: a new descriptor, ours alone.
+    // SAFETY: the call has just created the descriptor, which nothing else owns.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 pub fn device_info(device: &File) -> io::Result<vfio_device_info> {
-    // SAFETY: integers only; all zero is a value of them.
+    // SAFETY: the structure has only integers, for which zero is a valid value.
     let mut info: vfio_device_info = unsafe { std::mem::zeroed() };
     info.argsz = size_of::<vfio_device_info>() as u32;
     with_struct(device, DEVICE_GET_INFO, &mut info)?;
@@ -163,7 +163,7 @@ pub fn irq_count(device: &File, index: u32) -> io::Result<u32> {
     Ok(info.count)
 }
 
-/// Lets interrupt `index` signal these event descriptors, vector 0 on; none of them switches it off.
+/// Lets interrupt `index` signal these event descriptors, vector 0 first; an empty list switches the interrupt off.
 pub fn set_irqs(device: &File, index: u32, events: &[BorrowedFd<'_>]) -> io::Result<()> {
     use vfio_bindings::bindings::vfio::{
         VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
@@ -209,7 +209,7 @@ pub fn hot_reset_info(device: &File) -> io::Result<HotReset> {
     Err(io::ErrorKind::InvalidData.into())
 }
 
-/// Resets the bus (or slot) of the device; `group` is the group of everything on it, none with iommufd.
+/// Resets the bus (or slot) of the device; `group` is the group of everything on it, `None` with iommufd.
 pub fn hot_reset(device: &File, group: Option<&File>) -> io::Result<()> {
     let head = [0, 0, u32::from(group.is_some())];
     let fds = group.map(|group| group.as_raw_fd() as u32);
@@ -246,7 +246,7 @@ pub fn attach(device: &File, ioas: u32) -> io::Result<()> {
 pub fn dma_buf(device: &File, index: u32, stretch: Range<u64>) -> io::Result<OwnedFd> {
     let mut bytes = dma_buf_request(index, stretch);
     let fd = with_bytes(device, DEVICE_FEATURE, &mut bytes)?;
-    // SAFETY: a new descriptor, ours alone.
+    // SAFETY: the call has just created the descriptor, which nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -280,7 +280,7 @@ pub fn map_dma(container: &File, address: u64, iova: u64, bytes: u64) -> io::Res
 
 /// Unmaps the range, and returns the number of bytes that were mapped.
 pub fn unmap_dma(container: &File, iova: u64, bytes: u64) -> io::Result<u64> {
-    // SAFETY: integers and an empty array; all zero is a value of them.
+    // SAFETY: the structure has only integers and an empty array, for which zero is a valid value.
     let mut unmap: vfio_iommu_type1_dma_unmap = unsafe { std::mem::zeroed() };
     unmap.argsz = size_of::<vfio_iommu_type1_dma_unmap>() as u32;
     unmap.iova = iova;

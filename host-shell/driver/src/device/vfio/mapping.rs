@@ -1,9 +1,9 @@
 //! A mapped BAR that may be taken away at any moment: by a reset, an unplugged device, a driver that
 //! wants it back.
 //!
-//! An access to a mapping that was taken away raises SIGBUS. The handler here puts a page of ones over
-//! the place, as an absent PCI device reads, marks the mapping as lost and lets the access happen
-//! again. Faults elsewhere go to the handler of SIGBUS before it.
+//! An access to a mapping that was taken away raises SIGBUS. The handler here maps a page of ones at that address,
+//! since an absent PCI device reads as ones, marks the mapping as lost and lets the access happen again. Faults
+//! elsewhere are passed to the handler of SIGBUS that was installed before.
 // UNSAFETY: mmap, and a signal handler that replaces pages of our own mappings.
 #![allow(unsafe_code)]
 
@@ -73,7 +73,7 @@ impl UncachedMapping {
             len,
             slot: slot.unwrap_or(SLOTS),
         };
-        // Without a slot the mapping is dropped, and with it unmapped.
+        // Without a slot the mapping is dropped, which unmaps it.
         match slot {
             Some(_) => Ok(mapping),
             None => Err(Error::environment(
@@ -144,7 +144,7 @@ fn take_slot(start: usize, len: usize) -> Option<usize> {
     Some(slot)
 }
 
-/// Puts ones over `len` bytes (at most [`ONES`]) at `at`. Only for places inside our own mappings.
+/// Maps ones over `len` bytes (at most [`ONES`]) at `at`. Only for addresses inside our own mappings.
 fn cover(at: usize, len: usize) -> bool {
     // SAFETY: replaces pages of a mapping of ours, which the callers checked; nothing but volatile and
     // atomic accesses are made to it, and those may see any value. mmap is a plain system call, so
@@ -180,7 +180,7 @@ fn install() -> Result<()> {
     // The handler needs the file for as long as the process lives, so its descriptor is leaked. The store
     // comes before the handler is installed, which therefore never sees the value without a file.
     ONES_FILE.store(ones.into_raw_fd(), Ordering::Release);
-    // SAFETY: integers and pointers; all zero is a value of them.
+    // SAFETY: the structure has only integers and pointers, for which zero is a valid value.
     let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: reads the action in force into `before`.
     unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut before) };

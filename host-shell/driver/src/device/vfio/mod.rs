@@ -5,9 +5,9 @@
 //! Completions are polled. The events "wanted back" and "fatal error" are always watched: a device that the
 //! kernel wants back is returned at once, and from then on reads as all ones, like one that was unplugged.
 //!
-//! Every way to end leaves the function quiet: bus mastering is cleared when the device is dropped, and by
-//! the kernel when it closes the descriptors of a process that died. A controller that a dead process left
-//! enabled is disabled before it may start DMA again.
+//! However the process ends, the function does no more DMA: bus mastering is cleared when the device is dropped, and by
+//! the kernel when it closes the descriptors of a process that died. A controller that a dead process left enabled is
+//! disabled before it may start DMA again.
 
 pub(super) mod bar0;
 mod cmb;
@@ -109,7 +109,7 @@ impl VfioDevice {
             cmb_control: OnceLock::new(),
             cmb: Mutex::default(),
         });
-        // An event finds the file in its place, and takes it from there.
+        // The thread of the watch takes the file out when an event arrives, so the file must be stored first.
         let watch = inner.with_file("watching the device", |file| {
             let inner = Arc::clone(&inner);
             DeviceWatch::start(file, move |event| inner.let_go(event)).map_err(io::Error::other)
@@ -167,8 +167,7 @@ impl Device for VfioDevice {
         self.inner.group.unmap(iova, bytes, self.gone().is_some())
     }
 
-    /// Maps GPU memory by gdrcopy's module, where it is loaded: only the type 1 IOMMU can map its
-    /// mapping.
+    /// Maps GPU memory by gdrcopy's module, if it is loaded: only the type 1 IOMMU can map that module's mapping.
     fn map_peer(&self, memory: PeerMemory) -> Result<Iova> {
         if self.inner.group.iommu() == IommuInterface::Iommufd {
             return Err(Error::usage(

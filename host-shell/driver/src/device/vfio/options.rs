@@ -8,7 +8,7 @@ use crate::sysfs::PciAddress;
 pub enum IommuInterface {
     /// VFIO's groups and its type 1 IOMMU.
     Type1,
-    /// iommufd, and the device's own node.
+    /// iommufd, with the device's own node.
     Iommufd,
 }
 

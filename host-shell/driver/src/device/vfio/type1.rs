@@ -25,7 +25,7 @@ impl Type1Group {
     /// Opens group `number`.
     ///
     /// # Errors
-    /// [`Error::Environment`], with what to do about it.
+    /// [`Error::Environment`], with the remedy.
     pub fn open(number: u32) -> Result<Self> {
         let container = open_node(Path::new("/dev/vfio/vfio"), number)?;
         let version =

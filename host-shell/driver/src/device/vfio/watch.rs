@@ -14,9 +14,9 @@ use vfio_bindings::bindings::vfio::{VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_IND
 /// Event after which the device must be returned to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReturnEvent {
-    /// It is being unbound or removed, and the kernel waits for us.
+    /// The device is being unbound or removed, and the kernel waits for this process.
     Wanted,
-    /// It reported an uncorrectable error.
+    /// The device reported an uncorrectable error.
     Failed,
 }
 
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_watch_that_is_dropped_ends_its_thread() {
-        // Not a VFIO device: it has no events, and the thread waits for the stop alone.
+        // The file is no VFIO device: it has no events, and the thread waits only for the stop.
         let file = File::open("/dev/null").unwrap();
         drop(DeviceWatch::start(&file, |_| panic!("no event")).unwrap());
     }

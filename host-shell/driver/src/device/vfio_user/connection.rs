@@ -34,7 +34,7 @@ pub(super) enum RequestFault {
 /// Answer of a server.
 #[derive(Debug)]
 pub(super) struct ServerReply {
-    /// All that follows the header.
+    /// The bytes that follow the header.
     pub payload: Vec<u8>,
     /// The descriptors that came along.
     pub files: Vec<OwnedFd>,
@@ -110,7 +110,8 @@ impl ServerConnection {
         }
     }
 
-    /// Answers a request of the server: memory is shared by descriptor, so it needs none of us.
+    /// Answers a request of the server with an error: memory is shared by descriptor, so that the server need not ask
+    /// for it.
     fn decline(&mut self, asked: MessageHeader, deadline: Instant) -> Result<(), RequestFault> {
         if asked.flags & NO_REPLY != 0 {
             return Ok(());

@@ -174,7 +174,7 @@ impl ServerLink {
                 .map_err(|failed| self.error(&what, failed))?;
             // A descriptor may come with the first answer, the second, or both: the last one counts.
             files.extend(reply.files);
-            // Some servers leave out the flag of capabilities as long as they do not fit.
+            // Some servers set the flag of capabilities only if the capabilities fit into the reply.
             let info = RegionInfo::read_from_prefix(&reply.payload);
             let needed = info.map_or(0, |(info, _)| info.argsz as usize);
             if needed <= reply.payload.len() {
@@ -235,7 +235,7 @@ impl ServerLink {
         }
     }
 
-    /// Sends `command`, whose reply contains nothing of use.
+    /// Sends `command`, whose reply has no content that is used.
     pub fn tell(
         &self,
         command: u16,

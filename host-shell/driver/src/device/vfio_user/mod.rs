@@ -1,9 +1,9 @@
 //! A controller in another process, reached by vfio-user: registers are messages on a socket, doorbells
 //! and DMA memory are shared.
 //!
-//! The server is a stranger: every reply is checked, every wait has a deadline, and a server that
-//! leaves or breaks the protocol leaves a device whose registers read as all ones. What it can still do
-//! is shrink the file that its doorbells lie in: ringing one ends this process with SIGBUS then.
+//! The server is not trusted: every reply is checked, every wait has a deadline, and a server that leaves or breaks the
+//! protocol leaves a device whose registers read as all ones. It can still shrink the file in which its doorbells lie:
+//! ringing one then ends this process with SIGBUS.
 //!
 //! "vfio-user Protocol Specification", version 0.9.2.
 
@@ -55,12 +55,12 @@ const PCI_ENABLE: u16 = pci::COMMAND_MEMORY | pci::COMMAND_MASTER | pci::COMMAND
 pub struct VfioUser {
     bar: MessageBar,
     area: MappedFile,
-    /// Offset of the doorbells in it.
+    /// Offset of the doorbells in BAR0's file.
     doorbells: usize,
     resets: bool,
     max_maps: usize,
     pool: PagePool,
-    /// Not the simulator of this project: a disk may be behind it.
+    /// True if the server is not the simulator of this project: a disk may be behind it.
     foreign: bool,
     /// By first address.
     mapped: Mutex<BTreeMap<u64, ServerMapping>>,
@@ -352,7 +352,7 @@ impl Device for VfioUser {
 
     /// Announces the whole chunk that contains `pages` to the server, once.
     fn map_dma(&self, pages: &Arc<DmaPages>) -> Result<Iova> {
-        // Our own address: unique as long as the pages are mapped here.
+        // The address in this process is unique as long as the pages are mapped here.
         let address = |pages: &DmaPages| pages.start().addr() as u64;
         let whole = pages.whole();
         let mut mapped = lock(&self.mapped);

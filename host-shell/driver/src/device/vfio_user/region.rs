@@ -55,7 +55,7 @@ fn sparse_areas(first: u32, reply: &[u8]) -> Result<Option<Vec<(u64, u64)>>, Str
     let mut at = first as usize;
     let mut least = size_of::<RegionInfo>();
     while at != 0 {
-        // Each capability lies after the one before it: no circles.
+        // Each capability lies after the one before it, so that the chain cannot be circular.
         let bytes = reply.get(at..).filter(|_| at >= least);
         let bytes = bytes.ok_or_else(|| format!("a capability at {at:#x}"))?;
         let short = || format!("a capability at {at:#x} that is cut off");

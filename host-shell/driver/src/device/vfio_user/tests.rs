@@ -27,7 +27,7 @@ const OPENING: [u16; 5] = [
     command::REGION_WRITE,
 ];
 
-/// Opens a server that answers the first `command` in its own way.
+/// Opens a server that answers the first `asked` command with the act that `act` returns.
 fn open_against(asked: u16, act: impl Fn(&[u8]) -> Act + Send + 'static) -> Result<VfioUser> {
     open_within(Bar::default().patience, asked, act)
 }
@@ -230,7 +230,8 @@ fn versions_and_limits_that_do_not_fit_are_named() {
     }
     unfit(open_against(command::VERSION, |_| Act::Say(vec![0; 3])));
     let one = version(0, 1, "{\"capabilities\":{\"max_dma_maps\":1}}\0").unwrap();
-    // All parts of one range are mapped with it; what does not fit needs another.
+    // All parts of one range are mapped with it; an allocation that does not fit into the range
+    // needs another one.
     let map = |bytes| {
         let pages = Arc::new(one.alloc_dma(bytes).unwrap());
         one.map_dma(&pages).map(|iova| (iova, pages.len()))

@@ -24,7 +24,7 @@ pub struct DiskHold {
 }
 
 impl DiskHold {
-    /// Judges `function`, and holds it.
+    /// Finds the uses of `function`; if there are none, holds it.
     ///
     /// # Errors
     /// As [`DeviceUsage::refuse`], unless `force` is set.

@@ -110,7 +110,7 @@ impl SysfsHost {
                 )),
             });
         if result.is_err() {
-            // Best effort: the first error is the one to tell.
+            // The driver is restored as far as possible: the first error is the one to report.
             let _ = self.give_back(address);
             return result.map(|()| bound);
         }
@@ -123,8 +123,8 @@ impl SysfsHost {
     /// to the one that the kernel chooses.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind), also when it is bound to none of the [lenders](LendingDriver), and when something else
-    /// than [`bind`](Self::bind) gave it to vfio-pci: libvirt, driverctl, a program for a virtual machine.
+    /// Undoes [`bind`](Self::bind), also when the function is bound to none of the [lenders](LendingDriver), and when
+    /// another program bound it to vfio-pci: libvirt, driverctl, a program for a virtual machine.
     pub fn unbind(&self, address: PciAddress, force: bool) -> Result<UnbindResult> {
         let function = self.nvme(address)?;
         let Some(lender) = function.driver.as_deref().and_then(LendingDriver::of) else {
@@ -185,8 +185,8 @@ impl SysfsHost {
         })
     }
 
-    /// Makes user `id` the owner of the nodes that VFIO has for the function at `address`: that of IOMMU group `group`,
-    /// and its own one where there is one, for iommufd.
+    /// Makes user `id` the owner of the nodes that VFIO has for the function at `address`: the node of IOMMU group
+    /// `group`, and the function's own node for iommufd, if there is one.
     pub fn give_nodes(&self, address: PciAddress, group: u32, id: u32) -> Result<()> {
         let group = self.path(format!("dev/vfio/{group}"));
         let own = self.vfio_node(address).filter(|path| path.exists());
@@ -207,7 +207,7 @@ impl SysfsHost {
     /// Returns the NVMe controller at `address`.
     ///
     /// # Errors
-    /// [`Error::Environment`] when nothing is there, [`Error::Usage`] when it is something else.
+    /// [`Error::Environment`] when there is no function at the address, [`Error::Usage`] when it is no NVMe controller.
     pub(crate) fn nvme(&self, address: PciAddress) -> Result<SysfsFunction> {
         let list = "`nvme-gpu list` shows the controllers";
         let function = self.function(address).ok_or_else(|| {
@@ -228,7 +228,7 @@ impl SysfsHost {
         self.link_name(format!("sys/bus/pci/devices/{address}/driver"))
     }
 
-    /// Gives a function back to the driver of its record, with the wish that it had.
+    /// Binds a function to the driver of its record again and restores its driver_override.
     fn give_back(&self, address: PciAddress) -> Result<Option<String>> {
         let function = self.nvme(address)?;
         let record = self.recorded(address).unwrap_or_default();

@@ -29,7 +29,7 @@ impl GroupNeighbour {
         !matches!(self.driver.as_deref(), None | Some("vfio-pci" | "pci-stub"))
     }
 
-    /// Formats several as a text.
+    /// Formats several neighbours as a text.
     pub fn list(all: &[Self]) -> String {
         let all: Vec<String> = all.iter().map(ToString::to_string).collect();
         all.join(", ")

@@ -15,7 +15,7 @@ use std::path::Path;
 pub struct BindingRecord {
     /// The driver before; empty when it had none.
     pub before: Option<String>,
-    /// The driver that alone might take it before: driver_override.
+    /// The driver_override before: the name of the only driver that might bind the function, or empty.
     pub wish: String,
     /// The inode of the link to the driver that it was bound to.
     pub binding: Option<u64>,

@@ -19,7 +19,7 @@ fn tree(driver: &str) -> Tree {
     tree
 }
 
-/// Has `bind` given the controller to its driver, after `before`.
+/// Writes the record that `bind` would have made, with `before` as the driver before.
 fn is_ours(tree: &Tree, before: &str) {
     let host = tree.host();
     let record = BindingRecord {
@@ -225,7 +225,7 @@ fn a_function_that_something_else_gave_to_vfio_is_left_there() {
         assert_eq!(tree.text("sys/bus/pci/drivers/vfio-pci/unbind"), "");
     };
     left(&tree);
-    // Bound by us once, and by another program since: sysfs has a new link.
+    // This project bound the function once, and another program has bound it since: sysfs has a new link.
     is_ours(&tree, "nvme");
     let record = tree.host().recorded(address()).unwrap();
     let stale = BindingRecord {

@@ -17,8 +17,8 @@ thread_local! {
     static ASKER: RefCell<Option<Sender<Question>>> = const { RefCell::new(None) };
 }
 
-/// Returns the answer to `question`, or none within the patience. A thread that is kept waiting is left behind;
-/// it ends with the process.
+/// Returns the answer to `question`, or `None` if it takes longer than the patience. A thread that still waits then is
+/// left behind; it ends with the process.
 pub(super) fn ask<T: Send + 'static>(question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     ask_within(PATIENCE, question)
 }
@@ -29,7 +29,7 @@ fn ask_within<T: Send + 'static>(
 ) -> Option<T> {
     let (tell, answer) = channel();
     let boxed: Question = Box::new(move || {
-        // Nobody waits any longer when it came too late.
+        // If the answer is too late, nobody receives it any more.
         let _ = tell.send(question());
     });
     ASKER.with_borrow_mut(|asker| {

@@ -76,7 +76,7 @@ impl BlockWalk<'_> {
         }
     }
 
-    /// Finds the users of a device that lies on one in use: whether something has it for itself does not matter.
+    /// Finds the users of a device that is part of one in use, without a test whether it is open exclusively.
     fn upper(&mut self, device: &str) {
         let tries = std::mem::replace(&mut self.tries_claims, false);
         self.device(device);
@@ -194,7 +194,8 @@ impl BlockWalk<'_> {
             let Some(file) = file.filter(|file| file.starts_with('/')) else {
                 continue;
             };
-            // The kernel knows which file it is, also where its path means nothing, or another file, to us.
+            // The kernel reports the identity of the file, also if its path means nothing, or another file, to this
+            // process.
             let lies = match backing(self.host, &name) {
                 Some(of) if of.disk.is_some() => Some(of.disk == node.number()),
                 Some(of) => {
@@ -220,7 +221,7 @@ impl BlockWalk<'_> {
 
     fn exported(&mut self, device: &str, node: &DeviceNode, places: &MountPoints) {
         for export in self.exports {
-            // The kernel keeps the path as the program spelt it that made the export, in whatever mount namespace.
+            // The kernel keeps the path as the exporting program wrote it, which may belong to another mount namespace.
             let lies = match self.lies_on(&export.path, node, places) {
                 lies @ (Some(false) | None) => {
                     match self.leads_elsewhere(&export.path, node, places) {
@@ -260,7 +261,7 @@ impl BlockWalk<'_> {
         })
     }
 
-    /// True if the file `path`, judged by its name, lies in a file system that is mounted at one of `places`.
+    /// True if the name of the file `path` shows that it lies in a file system that is mounted at one of `places`.
     fn lies_at(&self, path: &str, places: &MountPoints) -> bool {
         let path = Path::new(path);
         let mounts = self.census.mounts.keys().map(|mount| &mount.at);

@@ -30,7 +30,7 @@ struct LoopInfo {
 pub(super) struct LoopBacking {
     /// The number of its file system.
     pub device: (u32, u32),
-    /// Its own number, where it is a block device.
+    /// The number of the backing block device, if it is one.
     pub disk: Option<(u32, u32)>,
 }
 
@@ -64,7 +64,7 @@ fn status(file: &File) -> io::Result<LoopBacking> {
         rest: [0; 26],
     };
     let at = std::ptr::from_mut(&mut info);
-    // SAFETY: the kernel writes a structure of this size, which is ours.
+    // SAFETY: the kernel writes a structure of this size, which is a local variable.
     match unsafe { libc::ioctl(file.as_raw_fd(), LOOP_GET_STATUS64 as _, at) } {
         0 => Ok(LoopBacking::of(&info)),
         _ => Err(io::Error::last_os_error()),

@@ -1,4 +1,4 @@
-//! Open files of all processes, and all mounts, read once for the judgement of several controllers. Reading is
+//! Open files of all processes, and all mounts, read once for the examination of several controllers. Reading is
 //! repeated while processes come and go: a user that moves from one process to another must be seen once.
 
 use super::super::SysfsHost;
@@ -21,7 +21,7 @@ const MOST_SILENT: u32 = 3;
 /// A file system that is mounted.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct MountedSystem {
-    /// Number of its device: `259:1`.
+    /// Number of the mounted device: `259:1`.
     pub number: String,
     /// Source of the mount: `/dev/nvme0n1p1`.
     pub source: Option<String>,
@@ -240,7 +240,7 @@ impl UsageCensus {
         }
     }
 
-    /// Nodes and BARs that are mapped: the mapping outlives the descriptor.
+    /// Finds nodes and BARs that the process has mapped: a mapping outlives the descriptor.
     fn mappings(&mut self, host: &SysfsHost, folder: &str, process: &RunningProcess) {
         let table = host.text(format!("{folder}/maps")).unwrap_or_default();
         for line in table.lines() {
@@ -265,7 +265,7 @@ impl UsageCensus {
         }
     }
 
-    /// Reads the mounts of a process, unless those of its mount namespace are known; false without a table.
+    /// Reads the mounts of a process, unless the mounts of its namespace are known; returns false if there is no table.
     fn mounts_of(&mut self, host: &SysfsHost, folder: &str, of: Option<&RunningProcess>) -> bool {
         let namespace = || fs::read_link(host.path(format!("{folder}/ns/mnt"))).ok();
         let before = namespace();
@@ -278,8 +278,8 @@ impl UsageCensus {
         let Some(table) = host.text(format!("{folder}/mountinfo")) else {
             return false;
         };
-        // Known only once its table was read: who ends meanwhile, or goes to another one, leaves it to the next
-        // process.
+        // The namespace counts as known only once its table was read: if the process has ended or moved to another one
+        // meanwhile, the next process of the namespace is read.
         if let Some(known) = before.filter(|one| namespace().as_ref() == Some(one)) {
             self.namespaces.insert(known);
         }

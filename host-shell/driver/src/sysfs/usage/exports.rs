@@ -14,7 +14,7 @@ struct KernelExporter {
     folders: &'static str,
     /// File with the path of the exported device.
     path: &'static str,
-    /// The file that says whether it is in force.
+    /// The file that says whether the export is active.
     switch: Option<&'static str>,
 }
 
@@ -77,7 +77,7 @@ impl ExportedPath {
     }
 }
 
-/// Returns all exports; places that cannot be read are added to `unseen`.
+/// Returns all exports; directories that cannot be read are added to `unseen`.
 pub(super) fn exports(host: &SysfsHost, unseen: &mut BTreeSet<UnseenUse>) -> Vec<ExportedPath> {
     let mut found = Vec::new();
     for exporter in &EXPORTERS {

@@ -8,7 +8,7 @@ use std::fmt;
 pub struct RunningProcess {
     /// Its number.
     pub id: u32,
-    /// Its name, as the kernel has it: at most 15 bytes.
+    /// Name of the process, as the kernel has it: at most 15 bytes.
     pub name: String,
 }
 
@@ -35,20 +35,20 @@ impl RunningProcess {
 /// A use of a controller or of its disks that a change of driver, or a write past the kernel, would break.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceHolder {
-    /// A file system of it is mounted.
+    /// A file system on the device is mounted.
     Mounted {
         /// The block device.
         device: String,
         /// Mount point.
         at: String,
-        /// A process of the mount namespace, where it is not that of this program.
+        /// A process of the mount namespace, if that is not the namespace of this program.
         of: Option<RunningProcess>,
     },
-    /// It holds swap space in use.
+    /// The device holds swap space in use.
     Swap {
         /// The block device.
         device: String,
-        /// The file that is the swap space, where the device holds a file system.
+        /// The file that is the swap space, if the device holds a file system.
         file: Option<String>,
     },
     /// A RAID array, a logical volume, an encrypted volume, ... lies on it.
@@ -63,11 +63,11 @@ pub enum DeviceHolder {
         /// The block device.
         device: String,
     },
-    /// Something has it open for itself alone: ZFS, a cluster, a mount that no process sees.
+    /// Something has the device open exclusively: ZFS, a cluster, a mount that no process sees.
     Claimed {
         /// The block device.
         device: String,
-        /// Content that udev found on it: "zfs_member, tank".
+        /// Content that udev found on the device: "zfs_member, tank".
         content: Option<String>,
     },
     /// A loop device lies on it, or on a file of a file system on it.
@@ -77,7 +77,7 @@ pub enum DeviceHolder {
         /// File or device behind it.
         file: String,
     },
-    /// The kernel gives it to others: nvmet, LIO, a USB gadget.
+    /// The kernel exports the device: nvmet, LIO, a USB gadget.
     Exported {
         /// The block device or controller.
         device: String,
@@ -86,21 +86,21 @@ pub enum DeviceHolder {
         /// The file of configfs that ends it with a 0.
         switch: Option<String>,
     },
-    /// A program has a node of it open.
+    /// A program has a node of the device open.
     Open {
         /// The node.
         node: String,
         /// The program.
         process: RunningProcess,
     },
-    /// It is a physical function with virtual ones.
+    /// The controller is a physical function with virtual ones.
     VirtualFunctions {
         /// The physical function.
         address: PciAddress,
         /// Their number.
         count: u32,
     },
-    /// A namespace of it is in use through another controller of the subsystem.
+    /// A namespace of the controller is in use through another controller of the subsystem.
     Shared {
         /// The disk of the other controller.
         disk: String,
@@ -216,7 +216,7 @@ impl DeviceHolder {
         }
     }
 
-    /// True if it is a program with an open node: it may end, and may have the node open for a moment only, as
+    /// True if the user is a program with an open node: it may end, and may have the node open for a moment only, as
     /// udev does.
     pub fn is_program(&self) -> bool {
         match self {
@@ -227,7 +227,7 @@ impl DeviceHolder {
     }
 }
 
-/// A place where a use cannot be looked for.
+/// A part of the system that could not be examined for uses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UnseenUse {
     /// There is no table of mounts: /proc is not mounted.
@@ -305,7 +305,7 @@ impl fmt::Display for UnseenUse {
 }
 
 impl UnseenUse {
-    /// Returns the action that would reveal it, as a clause.
+    /// Returns the action that would make it visible, as a clause.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Mounts => "mount /proc",

@@ -30,12 +30,12 @@ use std::io;
 /// Uses that a message names; the others are counted.
 const NAMED: usize = 8;
 
-/// Everything that was found to use a controller or a disk, and where it could not be looked.
+/// The uses that were found of a controller or a disk, and the parts of the system that could not be examined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceUsage {
     /// Uses of the controller.
     pub holders: Vec<DeviceHolder>,
-    /// Places that could not be examined.
+    /// Parts of the system that could not be examined.
     pub unseen: Vec<UnseenUse>,
 }
 
@@ -69,12 +69,12 @@ impl DeviceUsage {
         all.into_iter().collect()
     }
 
-    /// Refuses `subject` while something uses it, or may use it without being seen. `or` is what ignores that: a
-    /// clause that ends the remedy.
+    /// Refuses `subject` while something uses it, or may use it without being seen. `or` is a clause at the end of the
+    /// remedy that names the option to ignore the use.
     ///
     /// # Errors
-    /// [`Error::Usage`] that names every use and its remedy; [`Error::Environment`] where something could not be
-    /// looked at.
+    /// [`Error::Usage`] that names every use and its remedy; [`Error::Environment`] if a part of the system could not
+    /// be examined.
     pub fn refuse(&self, subject: &str, or: &str) -> Result<()> {
         if !self.holders.is_empty() {
             return Err(Error::usage(
@@ -194,8 +194,8 @@ impl SysfsHost {
             .unwrap_or(0)
     }
 
-    /// Judges a function. Without `tries_claims` exclusive opens are not looked for, which would meet those of this
-    /// program.
+    /// Finds the uses of a function. Without `tries_claims` it does not test for exclusive opens, because it would find
+    /// those of this program.
     pub(super) fn judge(
         &self,
         function: &SysfsFunction,
@@ -304,8 +304,8 @@ impl SysfsHost {
         nodes
     }
 
-    /// Opens the disks of `function`, and those that share a namespace with them, for this program alone: nothing
-    /// mounts them until the files are closed. None when one of them is in use.
+    /// Opens the disks of `function`, and those that share a namespace with them, exclusively for this program: nothing
+    /// mounts them until the files are closed. `None` if one of them is in use.
     pub(super) fn claim(&self, function: &SysfsFunction) -> Option<Vec<File>> {
         let shared = self.siblings(function).into_iter().map(|disk| disk.name);
         let disks: BTreeSet<String> = self.disks(function).into_iter().chain(shared).collect();

@@ -22,7 +22,7 @@ pub(super) enum PathTarget {
     Silent,
 }
 
-/// Looks at the file at `path`, which may be of any file system.
+/// Examines the file at `path`, which may be on any file system.
 pub(super) fn look(path: &Path) -> PathTarget {
     let path = path.to_owned();
     let question = move || statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
@@ -47,7 +47,7 @@ pub(super) enum NodeIdentity {
     Block(u32, u32),
     /// A character device.
     Char(u32, u32),
-    /// A regular file in /dev, as fixtures have in place of a device.
+    /// A regular file in /dev, by its name: test fixtures have such files instead of devices.
     Name(PathBuf),
     /// A BAR in sysfs, by the folder of its function.
     Bar(String),
@@ -77,7 +77,7 @@ impl NodeIdentity {
 /// A node that belongs to a controller or to a disk.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceNode {
-    /// Without the leading slash: dev/nvme0n1.
+    /// Path without the leading slash: dev/nvme0n1.
     path: String,
     is_block: bool,
     number: Option<Number>,
@@ -127,8 +127,8 @@ impl DeviceNode {
         self.number
     }
 
-    /// True if `path`, as the kernel or a configuration spells it, leads to this node, or to a file of a file
-    /// system whose number is in `systems`. `None` where the path does not exist as seen from here.
+    /// True if `path`, as the kernel or a configuration spells it, leads to this node, or to a file of a file system
+    /// whose number is in `systems`. `None` if the path does not exist for this process.
     pub fn leads(&self, host: &SysfsHost, path: &str, systems: &[Number]) -> Option<bool> {
         let path = host.reached(path);
         let found = match look(&path) {

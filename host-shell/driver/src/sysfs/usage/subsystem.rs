@@ -5,7 +5,7 @@ use super::super::{SysfsFunction, SysfsHost};
 /// A namespace as a block device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NamespaceDisk {
-    /// nvme0n1, also where several paths of it are joined.
+    /// Name of the disk, such as nvme0n1, also if several paths are joined in it.
     pub name: String,
     /// The controller's name: nvme0.
     pub controller: String,
@@ -54,7 +54,7 @@ impl SysfsHost {
         self.disks_in(&folder, controller)
     }
 
-    /// Disks of other controllers that are namespaces of this one, too.
+    /// Returns the disks of other controllers that are namespaces of this one, too.
     pub(super) fn siblings(&self, function: &SysfsFunction) -> Vec<NamespaceDisk> {
         let Some(controller) = &function.controller else {
             return Vec::new();

@@ -218,7 +218,7 @@ fn threads_of_a_process_whose_first_thread_ended_are_looked_at() {
     assert_eq!(users(&tree), ["/dev/nvme0n1 is open in db (pid 12)"]);
 }
 
-/// Numbers above those that Linux gives, so that nothing is asked of threads of this machine.
+/// Thread numbers above those that Linux gives, so that the test does not examine threads of this machine.
 const THREADS: (u32, u32) = (5_000_001, 5_000_002);
 
 #[test]

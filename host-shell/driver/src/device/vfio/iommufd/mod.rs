@@ -17,7 +17,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 const NODE: &str = "dev/iommu";
-/// The remedy where the kernel lacks something.
+/// The remedy if the kernel lacks a feature of iommufd.
 const TYPE1: &str = "leave iommu=iommufd out: VFIO's type 1 IOMMU is used then";
 
 /// State of the node of iommufd.
@@ -25,7 +25,7 @@ const TYPE1: &str = "leave iommu=iommufd out: VFIO's type 1 IOMMU is used then";
 pub enum IommufdState {
     /// The kernel was built without it, or its module is not loaded.
     Absent,
-    /// There is a node that may not be opened.
+    /// A node exists, but this process may not open it.
     Forbidden,
     /// It can be opened.
     Present,
@@ -117,7 +117,7 @@ fn open_device(host: &SysfsHost, function: &SysfsFunction, iommufd: &File) -> Re
 
 /// Opens `function` for its BARs alone, in a separate iommufd: it can access no memory.
 pub(super) fn open_apart(host: &SysfsHost, function: &SysfsFunction) -> Result<File> {
-    // The device keeps it open.
+    // The device keeps the iommufd open, so that its descriptor may be closed here.
     open_device(host, function, &open_iommufd(host)?)
 }
 

@@ -1,4 +1,4 @@
-//! Descriptions of BAR0: which doorbells can be mapped, and what is invalid.
+//! Descriptions of BAR0: doorbells that can be mapped, and invalid descriptions.
 
 use super::server::{Act, BAR_BYTES, Bar, start, start_with};
 use super::{gone, open_against, unfit};

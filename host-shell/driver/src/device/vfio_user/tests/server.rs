@@ -24,14 +24,14 @@ use zerocopy::{FromBytes, IntoBytes};
 
 pub const BAR_BYTES: u64 = 0x4000;
 pub const CAP: u64 = 0x0020_0000_0101_00FF;
-/// 8h of the configuration space: revision, then the class code.
+/// Bytes at 8h of the configuration space: revision, then the class code.
 pub const CLASS: [u8; 4] = [0, 0x02, 0x08, 0x01];
 
-/// A command and its payload; of a write the data alone.
+/// A command and its payload; for a write only the data.
 pub type Message = (u16, Vec<u8>);
 type Seen = Arc<Mutex<Vec<Message>>>;
 
-/// What the server does with one message, in place of the polite reply.
+/// The server's answer to one message, in place of the correct reply.
 #[derive(Clone)]
 pub enum Act {
     /// A reply with this payload.
@@ -46,7 +46,7 @@ pub enum Act {
     Dribble(Duration),
     /// The polite reply with another header.
     Changed(fn(&mut MessageHeader)),
-    /// The polite reply with one bit of it turned over.
+    /// The correct reply with one of its bits flipped.
     Flip(usize),
     /// The correct reply, with this number of descriptors.
     WithFiles(usize),
@@ -54,7 +54,7 @@ pub enum Act {
     AskBefore(u32),
 }
 
-/// How BAR0 is described, and what else differs from server to server.
+/// Description of BAR0, and other properties in which servers differ.
 pub struct Bar {
     pub areas: Vec<(u64, u64)>,
     pub file: bool,
@@ -62,10 +62,10 @@ pub struct Bar {
     pub file_offset: u64,
     /// Capabilities and descriptor come with the first answer, however little room there is.
     pub at_once: bool,
-    /// That there are capabilities is said only where they fit.
+    /// The reply reports capabilities only if they fit into it.
     pub coy: bool,
     pub resets: bool,
-    /// How long the client waits.
+    /// Deadline of the client's waits.
     pub patience: Duration,
 }
 
@@ -84,7 +84,7 @@ impl Default for Bar {
     }
 }
 
-/// What the server saw, and the memory behind its doorbells.
+/// The messages that the server saw, and the memory behind its doorbells.
 pub struct Log {
     seen: Seen,
     thread: JoinHandle<()>,
@@ -102,7 +102,7 @@ impl Log {
         u32::from_le_bytes(word)
     }
 
-    /// What the client sent, after it has left.
+    /// Returns the messages that the client sent, after it has left.
     pub fn finish(self) -> Vec<Message> {
         self.thread.join().unwrap();
         self.seen.lock().unwrap().clone()
@@ -187,7 +187,7 @@ impl Server {
         }
     }
 
-    /// Whether the server continues after this message.
+    /// Answers a message; returns whether the server continues.
     fn answer(
         &mut self,
         asked: MessageHeader,
@@ -274,7 +274,7 @@ impl Server {
         Ok(())
     }
 
-    /// The payload of a good reply, and whether a descriptor belongs to it.
+    /// Returns the payload of a correct reply, and whether a descriptor belongs to it.
     fn polite(&mut self, header: &MessageHeader, payload: &[u8]) -> (Vec<u8>, bool) {
         let word = |at: usize| u32::from_ne_bytes(payload[at..at + 4].try_into().unwrap());
         let reply = match header.command {

@@ -81,7 +81,7 @@ fn an_export_by_a_path_of_a_container_is_found_there() {
     );
     tree.link("srv/image", "/dev/null");
     assert_eq!(users(&tree), said);
-    // Without the container nothing says so.
+    // Once the container's process has ended, nothing shows that mount.
     fs::remove_dir_all(tree.host().path("proc/77")).unwrap();
     assert_eq!(users(&tree), said[..1]);
 }
