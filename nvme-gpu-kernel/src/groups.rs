@@ -227,7 +227,7 @@ const _: () = assert!(SCRATCH * 4 == 1284);
 #[inline(never)]
 fn scratch() -> &'static [AtomicU32; SCRATCH] {
     let address: u64;
-    // SAFETY: names a static shared array; takes its address only.
+    // SAFETY: the instruction names a static shared array; takes its address only.
     unsafe {
         asm!("{{ .shared .align 4 .b8 nvme_scratch[1284]; .reg .u64 a; mov.u64 a, nvme_scratch; cvta.shared.u64 {}, a; }}",
             out(reg64) address, options(nostack));

@@ -176,7 +176,7 @@ fn hold_several(
         while held > 0 {
             held -= 1;
             let cell = held * threads + thread;
-            // SAFETY: written above by this thread.
+            // SAFETY: it was written above by this thread.
             let token = CommandToken::from_words(unsafe { tokens.add(cell as usize).read() });
             let ended = queue.wait(&here, token, deadline_ns);
             goes_on &= finish(work, tally, index + held * threads, ended);

@@ -105,7 +105,7 @@ impl Memory {
     /// When the area is too short.
     pub fn sq_ring(&self, area: Area, entries: u32) -> SqRing<'_> {
         assert!(u64::from(entries) * 64 <= area.bytes);
-        // SAFETY: page aligned, inside `pages` for the whole area, and used as atomics on both sides.
+        // SAFETY: the memory is page aligned, inside `pages` for the whole area, and used as atomics on both sides.
         unsafe { SqRing::from_raw(self.start_of(area), entries, area.iova) }
     }
 
@@ -115,13 +115,13 @@ impl Memory {
     /// When the area is too short.
     pub fn cq_ring(&self, area: Area, entries: u32) -> CqRing<'_> {
         assert!(u64::from(entries) * 16 <= area.bytes);
-        // SAFETY: page aligned, inside `pages` for the whole area, and used as atomics on both sides.
+        // SAFETY: the memory is page aligned, inside `pages` for the whole area, and used as atomics on both sides.
         unsafe { CqRing::from_raw(self.start_of(area), entries, area.iova) }
     }
 
     /// The words of `area`.
     pub fn words(&self, area: Area) -> DmaWords<'_> {
-        // SAFETY: page aligned, inside `pages` for the whole area, and used as atomics on both sides.
+        // SAFETY: the memory is page aligned, inside `pages` for the whole area, and used as atomics on both sides.
         unsafe { DmaWords::from_raw(self.start_of(area), (area.bytes / 8) as usize, area.iova) }
     }
 

@@ -1,6 +1,6 @@
 //! Many copies in one call: cuMemcpyBatchAsync, which drivers for CUDA 12.8 and later have.
 //!
-//! It is looked up by name, because the bindings are those of the oldest driver that will do.
+//! The function is looked up by name, because the bindings are those of the oldest driver that is supported.
 // UNSAFETY: a function of the driver library by its address.
 #![allow(unsafe_code)]
 
@@ -9,10 +9,10 @@ use std::ptr::null_mut;
 
 /// CUDA version of this interface; the function is looked up under its name and this number.
 const VERSION: i32 = 12_080;
-/// CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: sources are read when the stream gets there.
+/// CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: a source is read when the stream reaches the copy.
 const IN_STREAM_ORDER: i32 = 1;
 
-/// CUmemcpyAttributes: where both sides lie is left for the driver to find out.
+/// CUmemcpyAttributes. The locations stay unset, so that the driver finds out where source and target lie.
 #[repr(C)]
 struct CopyAttributes {
     order: i32,
@@ -38,11 +38,11 @@ type Call = unsafe extern "C" fn(
 pub(super) struct BatchCopy(Call);
 
 impl BatchCopy {
-    /// Looks it up in the driver library, which is loaded.
+    /// Looks the function up in the driver library, which is loaded.
     pub fn find() -> Option<Self> {
         let mut found = null_mut();
         let mut why = sys::CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS;
-        // SAFETY: a terminated name; writes one address and one code.
+        // SAFETY: a terminated name; the call writes one address and one code.
         let answer = unsafe {
             sys::cuGetProcAddress_v2(
                 c"cuMemcpyBatchAsync".as_ptr(),
@@ -65,8 +65,8 @@ impl BatchCopy {
     /// Puts one copy for each entry of the lists into `stream`: GPU address, host address, bytes.
     ///
     /// # Safety
-    /// The lists have as many entries each; both ranges of each entry stay valid until the stream has
-    /// come past; a context is current and `stream` is one of it.
+    /// The lists have the same number of entries; both ranges of each entry stay valid until the stream has passed the
+    /// copy; a context is current and `stream` belongs to it.
     pub unsafe fn copy(
         &self,
         to: &mut [u64],
@@ -81,8 +81,8 @@ impl BatchCopy {
             flags: 0,
         };
         let (mut first, mut failed) = (0, 0);
-        // SAFETY: the lists hold `count` entries each and the attributes apply from the first one on; the
-        // caller vouches for the rest.
+        // SAFETY: the lists hold `count` entries each and the attributes apply from the first one on; the caller
+        // vouches for the ranges.
         unsafe {
             (self.0)(
                 to.as_mut_ptr(),

@@ -1,5 +1,5 @@
-//! cuBLAS, looked up at run time, as a baseline for matrix products in row-major order. Nothing but measurements
-//! depends on it; without the library they leave this line out.
+//! cuBLAS, looked up at run time, as a baseline for matrix products in row-major order. Only measurements depend on it;
+//! without the library they omit its line.
 // UNSAFETY: loads a library and makes functions of its symbols.
 #![allow(unsafe_code)]
 
@@ -115,21 +115,21 @@ impl CublasHandle {
             destroy,
             version: 0,
         };
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         check("cublasCreate", unsafe { create(&mut blas.handle) })?;
-        // SAFETY: a handle of this library; writes one number.
+        // SAFETY: a handle of this library; the call writes one number.
         check("cublasGetVersion", unsafe {
             version(blas.handle, &mut blas.version)
         })?;
         Ok(blas)
     }
 
-    /// Returns its version, as the library says it: 130000 is 13.0.
+    /// Returns the version as the library reports it: 130000 is 13.0.
     pub fn version(&self) -> i32 {
         self.version
     }
 
-    /// Puts a product into `stream`, and returns before it runs.
+    /// Enqueues a product in `stream`, and returns before it runs.
     ///
     /// # Safety
     /// The matrices are valid on the GPU until the stream is done, and nothing else writes them meanwhile.
@@ -143,15 +143,16 @@ impl CublasHandle {
             return Err(Error::usage(what, "multiply parts of the matrices"));
         };
         let _guest = self.gpu.enter()?;
-        // SAFETY: our own handle; a stream of the same GPU.
+        // SAFETY: the handle is our own; a stream of the same GPU.
         check("cublasSetStream", unsafe {
             (self.set_stream)(self.handle, stream.handle())
         })?;
         let [a, b, c] = product.addresses;
         let (factors, result) = (product.factors as c_int, product.result as c_int);
         let (one, zero) = (1.0f32, 0.0f32);
-        // Column by column, the library's order, the matrices are transposed: the result is b' a'.
-        // SAFETY: our own handle; numbers that it reads before it returns; the caller vouches for the matrices.
+        // The library expects columns one after the other, so that the row-major matrices count as transposed: the
+        // result is b' a'. SAFETY: the handle is our own; the library reads the numbers before it returns; the caller
+        // vouches for the matrices.
         check("cublasGemmEx", unsafe {
             (self.gemm)(
                 self.handle,
@@ -183,7 +184,7 @@ impl Drop for CublasHandle {
         if let Ok(_guest) = self.gpu.enter()
             && !self.handle.is_null()
         {
-            // SAFETY: made in `load`, destroyed once.
+            // SAFETY: it was made in `load`, destroyed once.
             let _ = unsafe { (self.destroy)(self.handle) };
         }
     }
@@ -191,7 +192,7 @@ impl Drop for CublasHandle {
 
 fn library() -> Result<*mut c_void> {
     for name in NAMES {
-        // SAFETY: loads a library of the system and runs its initialisers, as linking it would.
+        // SAFETY: this loads a library of the system and runs its initialisers, as linking it would.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if !library.is_null() {
             return Ok(library);

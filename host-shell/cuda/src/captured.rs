@@ -1,8 +1,8 @@
-//! What a captured operation needs, kept for as long as a graph may run it.
+//! The objects that a captured operation needs, kept for as long as a graph may run it.
 //!
-//! A graph retains a user object of the driver's, and so does everything that is made from the graph; the last of them
-//! releases it when no run is under way any more. Before that a captured launch may run at any time, also when the store
-//! that it was made for is gone (docs/adr/0008).
+//! A graph retains a user object of the driver, and so does everything that is made from the graph; the last of them
+//! releases it when no run is in progress any more. Before that a captured launch may run at any time, also after the
+//! store was closed that it was made for (docs/adr/0008).
 // UNSAFETY: hands an owner to the driver as a raw pointer.
 #![allow(unsafe_code)]
 
@@ -25,12 +25,12 @@ pub(super) fn keep_with_graph(stream: u64, needed: Box<dyn LaunchLeftover>) -> R
     let data = Box::into_raw(Box::new(needed));
     let mut object = null_mut();
     let flags = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
-    // SAFETY: writes one handle; `release` takes what `data` is, once.
+    // SAFETY: the call writes one handle; `release` frees the box behind `data`, once.
     let made = check("cuUserObjectCreate", unsafe {
         sys::cuUserObjectCreate(&mut object, data.cast(), Some(release), 1, flags)
     });
     if let Err(error) = made {
-        // SAFETY: made above; the driver has not taken it.
+        // SAFETY: it was made above; the driver has not taken it.
         drop(unsafe { Box::from_raw(data) });
         return Err(error);
     }
@@ -69,7 +69,7 @@ fn graph_of(stream: u64) -> Result<sys::CUgraph> {
 fn capture_info(stream: u64) -> Result<(u64, sys::CUgraph)> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph) = (0, null_mut());
-    // SAFETY: writes three values; the driver checks the handle, and the other places may be null.
+    // SAFETY: the call writes three values; the driver checks the handle, and the other places may be null.
     check("cuStreamGetCaptureInfo", unsafe {
         sys::cuStreamGetCaptureInfo_v2(
             handle(stream),
@@ -97,7 +97,7 @@ fn capture_info(stream: u64) -> Result<(u64, sys::CUgraph)> {
 /// # Safety
 /// `data` is the pointer that [`keep_with_graph`] passed, and is passed once.
 unsafe extern "C" fn release(data: *mut c_void) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the conditions under `# Safety`.
     let needed = unsafe { Box::from_raw(data.cast::<Box<dyn LaunchLeftover>>()) };
     leftovers::keep(*needed);
 }

@@ -1,8 +1,8 @@
-//! The simulator's way into GPU memory: the copy engine, before the completion is posted.
+//! The simulator's access to GPU memory: the copy engine copies the data before the completion is posted.
 //!
-//! The simulator's threads put their copies into one stream for each direction and wait for their own:
-//! the engine goes from one to the next without a pause between streams. What a thread has at once goes
-//! to the driver as one call, because the engine pauses for about 3 us between two calls' copies.
+//! The simulator's threads put their copies into one stream for each direction and wait for their own: the engine
+//! continues with the next copy without a pause between streams. All copies that a thread has at once are passed to the
+//! driver in one call, because the engine pauses for about 3 us between two calls' copies.
 // UNSAFETY: copies take raw addresses.
 #![allow(unsafe_code)]
 
@@ -36,7 +36,7 @@ impl std::fmt::Debug for SimulatorCopier {
     }
 }
 
-/// Bytes of an image at most that is registered: pinned memory is the machine's as a whole.
+/// Largest image in bytes that is registered: pinned memory is a resource of the whole machine.
 const MOST_REGISTERED: usize = 1 << 30;
 
 /// Images (address, bytes) that are registered now: the driver takes each once, for all copiers and GPUs.

@@ -14,7 +14,7 @@ use nvme_driver::dma::DmaBuffer;
 use nvme_driver::error::{Error, Result};
 use std::sync::Arc;
 
-/// Memory that is exported is a multiple of this: the driver puts such allocations at whole pages.
+/// Exported memory is a multiple of this size: the driver puts such allocations at whole pages.
 const EXPORTED: usize = 2 << 20;
 
 /// Data memory that the controller and the GPU reach.
@@ -23,7 +23,7 @@ pub enum GpuData {
     Pinned {
         /// The GPU's view of it.
         registered: RegisteredMemory,
-        /// The memory, as the CPU has it.
+        /// The same memory as the CPU accesses it.
         buffer: DmaBuffer,
     },
     /// GPU memory, mapped at the device.
@@ -57,7 +57,7 @@ impl GpuData {
     /// Takes `bytes` bytes of controller memory; `register` returns the GPU's view of it.
     ///
     /// # Errors
-    /// [`Error::Usage`] and [`Error::Device`] where there is none, it takes no data, or not as much.
+    /// [`Error::Usage`] and [`Error::Device`] if the controller has no memory, or none for data, or not enough of it.
     pub(super) fn in_controller(
         device: &Arc<dyn Device>,
         bytes: usize,

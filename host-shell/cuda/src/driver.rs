@@ -19,7 +19,7 @@ const OLDEST_GPU: (i32, i32) = (8, 0);
 /// Readers of a GPU's memory that see writes of other PCIe devices in order, without a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOrder {
-    /// None: a completion in host memory may be seen before the data in GPU memory.
+    /// No reader: a completion in host memory may be seen before the data in GPU memory.
     None,
     /// The GPU that owns the memory.
     Owner,
@@ -30,7 +30,7 @@ pub enum WriteOrder {
 /// Properties of a GPU that the driver reports without a context on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuFacts {
-    /// Its number, as the driver counts.
+    /// Number of the GPU in the driver's order.
     pub index: u32,
     /// Its name.
     pub name: String,
@@ -38,13 +38,13 @@ pub struct GpuFacts {
     pub address: String,
     /// Major and minor number of its compute capability.
     pub capability: (i32, i32),
-    /// The version of CUDA that the driver is one for: 12.8.
+    /// Version of CUDA that the driver supports: 12.8.
     pub cuda: String,
-    /// GPU_DIRECT_RDMA_WRITES_ORDERING as it is: 0 none, 100 owner, 200 all devices.
+    /// Value of GPU_DIRECT_RDMA_WRITES_ORDERING: 0 none, 100 owner, 200 all devices.
     pub writes_ordering: i32,
-    /// GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS as it is: bit 0 the host, bit 1 memory operations of streams.
+    /// Value of GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS: bit 0 the host, bit 1 memory operations of streams.
     pub flush_options: i32,
-    /// GPU_DIRECT_RDMA_SUPPORTED: by the API of nvidia-peermem.
+    /// GPU_DIRECT_RDMA_SUPPORTED: true if the API of nvidia-peermem works.
     pub rdma: bool,
     /// DMA_BUF_SUPPORTED.
     pub dma_buf: bool,
@@ -99,7 +99,8 @@ pub struct Gpu {
     name: String,
     driver: i32,
     batch_copy: Option<BatchCopy>,
-    /// A kernel did not end: memory that it may use is never freed, because freeing would wait for the kernel.
+    /// True once a kernel did not end: memory that it may use is never freed, because freeing would wait for the
+    /// kernel.
     lost: AtomicBool,
 }
 
@@ -122,7 +123,7 @@ impl Gpu {
         let name = name_of(device)?;
         check_capability(index, &name, device)?;
         let mut context = null_mut();
-        // SAFETY: writes one handle; released on drop.
+        // SAFETY: the call writes one handle; released on drop.
         check("cuDevicePrimaryCtxRetain", unsafe {
             sys::cuDevicePrimaryCtxRetain(&mut context, device)
         })?;
@@ -211,10 +212,10 @@ impl Gpu {
     /// Lets kernels of this GPU reach the memory of `other`, at its own addresses.
     ///
     /// # Errors
-    /// [`Error::Environment`] where there is no way between the two.
+    /// [`Error::Environment`] if the two GPUs cannot access each other's memory.
     pub fn reach(&self, other: &Self) -> Result<()> {
         let mut can = 0;
-        // SAFETY: writes one integer.
+        // SAFETY: the call writes one integer.
         check("cuDeviceCanAccessPeer", unsafe {
             sys::cuDeviceCanAccessPeer(&mut can, self.device, other.device)
         })?;
@@ -259,7 +260,7 @@ impl Gpu {
     pub(super) fn context_identifier(&self) -> Result<u64> {
         self.check_not_lost()?;
         let mut identifier = 0;
-        // SAFETY: the context is retained as long as this GPU is open; writes one integer.
+        // SAFETY: the context is retained as long as this GPU is open; the call writes one integer.
         check("cuCtxGetId", unsafe {
             sys::cuCtxGetId(self.context, &mut identifier)
         })?;
@@ -277,15 +278,15 @@ impl Drop for Gpu {
         if *self.lost.get_mut() {
             return;
         }
-        // SAFETY: retained once, in `open`. Every object of the context (memory, streams, modules) holds this
-        // GPU by an `Arc`, so none is left that refers to the context.
+        // SAFETY: the context was retained once, in `open`. Every object of the context (memory, streams, modules)
+        // holds this GPU by an `Arc`, so none is left that refers to the context.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
 
 /// Loads the driver's library and returns its version.
 fn loaded_driver() -> Result<i32> {
-    // SAFETY: loads the library and runs its initializers, as any CUDA program does.
+    // SAFETY: this loads the library and runs its initializers, as any CUDA program does.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::environment(
             "no NVIDIA driver: libcuda.so.1 is not on this machine",
@@ -293,7 +294,7 @@ fn loaded_driver() -> Result<i32> {
         ));
     }
     let mut driver = 0;
-    // SAFETY: writes one integer.
+    // SAFETY: the call writes one integer.
     check("cuDriverGetVersion", unsafe {
         sys::cuDriverGetVersion(&mut driver)
     })?;
@@ -312,10 +313,10 @@ fn loaded_driver() -> Result<i32> {
 
 /// Returns the number of GPUs that the driver finds: one at least.
 fn device_count() -> Result<u32> {
-    // SAFETY: no arguments that matter.
+    // SAFETY: the call takes no pointers.
     check("cuInit", unsafe { sys::cuInit(0) })?;
     let mut count = 0;
-    // SAFETY: writes one integer.
+    // SAFETY: the call writes one integer.
     check("cuDeviceGetCount", unsafe {
         sys::cuDeviceGetCount(&mut count)
     })?;
@@ -334,7 +335,7 @@ fn device(index: u32) -> Result<sys::CUdevice> {
         ));
     }
     let mut device = 0;
-    // SAFETY: writes one integer.
+    // SAFETY: the call writes one integer.
     check("cuDeviceGet", unsafe {
         sys::cuDeviceGet(&mut device, ordinal)
     })?;
@@ -371,7 +372,7 @@ fn capability(device: sys::CUdevice) -> Result<(i32, i32)> {
 
 fn name_of(device: sys::CUdevice) -> Result<String> {
     let mut name = [0; 128];
-    // SAFETY: writes at most 128 bytes, terminated.
+    // SAFETY: the call writes at most 128 bytes, terminated.
     check("cuDeviceGetName", unsafe {
         sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device)
     })?;
@@ -382,7 +383,7 @@ fn name_of(device: sys::CUdevice) -> Result<String> {
 
 fn attribute(device: sys::CUdevice, which: Attribute) -> Result<i32> {
     let mut value = 0;
-    // SAFETY: writes one integer.
+    // SAFETY: the call writes one integer.
     check("cuDeviceGetAttribute", unsafe {
         sys::cuDeviceGetAttribute(&mut value, which, device)
     })?;
@@ -558,7 +559,7 @@ mod tests {
         );
     }
 
-    /// Whatever this machine has: a GPU, or a clear line.
+    /// Opening returns a GPU or an error with one clear line, whichever the machine has.
     #[test]
     fn opening_a_gpu_never_panics() {
         match Gpu::open(0) {

@@ -1,7 +1,7 @@
 //! Queue pairs whose rings, lists and states all lie in GPU memory.
 //!
-//! For a controller that accesses GPU memory by DMA: the addresses by which it does so are given. Between two
-//! launches the host works on copies of the states.
+//! The controller accesses GPU memory by DMA: the caller passes the addresses by which it does so. Between two launches
+//! the host works on copies of the states.
 
 use super::driver::Gpu;
 use super::memory::DeviceMemory;
@@ -224,7 +224,7 @@ impl GpuRings {
         self.memory.upload(self.at(index, self.layout.cq), &zeroes)
     }
 
-    /// Shows a copy of a queue's state to `act`, and brings it back.
+    /// Calls `act` with a copy of a queue's state, and copies it back to the GPU.
     fn with_state<R>(&self, index: u32, act: impl FnOnce(QueueState<'_>) -> R) -> Result<R> {
         let mut words = vec![0u32; queue_state::words(self.shape.entries)];
         let at = self.at(index, self.layout.state);

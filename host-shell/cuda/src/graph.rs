@@ -29,13 +29,13 @@ impl CudaGraph {
         let gpu = Arc::clone(stream.gpu());
         let _guest = gpu.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: our own stream.
+        // SAFETY: the stream is our own.
         check("cuStreamBeginCapture", unsafe {
             sys::cuStreamBeginCapture_v2(stream.raw(), mode)
         })?;
         let put = work(stream.handle());
         let mut graph = null_mut();
-        // SAFETY: the capture that began above; writes one handle.
+        // SAFETY: the capture that began above; the call writes one handle.
         let ended = check("cuStreamEndCapture", unsafe {
             sys::cuStreamEndCapture(stream.raw(), &mut graph)
         });
@@ -44,7 +44,7 @@ impl CudaGraph {
         let put = put?;
         ended?;
         let mut raw = null_mut();
-        // SAFETY: the graph above; writes one handle.
+        // SAFETY: the graph above; the call writes one handle.
         check("cuGraphInstantiate", unsafe {
             sys::cuGraphInstantiateWithFlags(&mut raw, captured.0, 0)
         })?;
@@ -53,26 +53,26 @@ impl CudaGraph {
         Ok((Self { gpu, raw }, put))
     }
 
-    /// Launches it in `stream`. Returns before it runs.
+    /// Launches the graph in `stream`. Returns before it runs.
     ///
     /// # Errors
     /// [`Error::Environment`](nvme_driver::Error::Environment) with the driver's answer.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let _guest = self.gpu.enter()?;
-        // SAFETY: both handles are ours.
+        // SAFETY: both handles belong to this process and are alive.
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(self.raw, stream.raw())
         })
     }
 }
 
-/// A graph that was captured; null after a capture that failed. Dropped in the context that it was made in.
+/// A captured graph; null after a capture that failed. It is dropped in the context in which it was made.
 struct CapturedGraph(sys::CUgraph);
 
 impl Drop for CapturedGraph {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: ended by `capture`, and destroyed once.
+            // SAFETY: the capture of this graph has ended in `capture`, and the graph is destroyed once.
             let _ = unsafe { sys::cuGraphDestroy(self.0) };
         }
     }
@@ -81,7 +81,7 @@ impl Drop for CapturedGraph {
 impl Drop for CudaGraph {
     fn drop(&mut self) {
         if let Ok(_guest) = self.gpu.enter() {
-            // SAFETY: made in `capture`. The driver keeps the resources of a launch that still runs.
+            // SAFETY: it was made in `capture`. The driver keeps the resources of a launch that still runs.
             let _ = unsafe { sys::cuGraphExecDestroy(self.raw) };
         }
     }

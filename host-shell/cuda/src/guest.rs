@@ -27,7 +27,7 @@ impl Gpu {
     pub fn enter(&self) -> Result<ContextGuard> {
         self.check_not_lost()?;
         let mut current = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         check("cuCtxGetCurrent", unsafe {
             sys::cuCtxGetCurrent(&mut current)
         })?;
@@ -43,7 +43,7 @@ impl Gpu {
             mode: CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
             _thread: PhantomData,
         };
-        // SAFETY: exchanges one value; `guest` puts the old one back.
+        // SAFETY: the call exchanges one value; `guest` puts the old one back.
         check("cuThreadExchangeStreamCaptureMode", unsafe {
             sys::cuThreadExchangeStreamCaptureMode(&mut guest.mode)
         })?;
@@ -53,11 +53,11 @@ impl Gpu {
 
 impl Drop for ContextGuard {
     fn drop(&mut self) {
-        // SAFETY: restores the previous mode; nothing can be done about a refusal.
+        // SAFETY: the call restores the previous mode; nothing can be done about a refusal.
         let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.mode) };
         if self.pops {
             let mut ours = null_mut();
-            // SAFETY: pushed in `enter`, by this thread.
+            // SAFETY: it was pushed in `enter`, by this thread.
             let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut ours) };
         }
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Threads of a block: 8 warps, each with a chunk.
 const BLOCK_THREADS: u32 = 256;
-/// Blocks of a launch at most: twice as many as a large GPU has multiprocessors.
+/// Largest number of blocks of a launch: twice as many as a large GPU has multiprocessors.
 const MOST_BLOCKS: u64 = 264;
 
 /// `nvme_hash_chunks`, loaded for one GPU.
@@ -110,8 +110,8 @@ impl HostWords {
         if index >= self.count {
             return 0;
         }
-        // SAFETY: inside the pages, which are aligned and mapped as long as this lives. Volatile, since the GPU
-        // writes the word and the compiler must not keep an older value of it.
+        // SAFETY: the word lies inside the pages, which are aligned and mapped as long as this lives. Volatile, since
+        // the GPU writes the word and the compiler must not keep an older value of it.
         unsafe { self.pages.start().cast::<u64>().add(index).read_volatile() }
     }
 }

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-/// Keep-alive of memory that launches were given, until it is proved to be unused. Leaks the memory when it is
-/// dropped without such a proof, since a command or a kernel may still access it.
+/// Keep-alive of memory that launches use, until it is proved to be unused. Leaks the memory when it is dropped without
+/// such a proof, since a command or a kernel may still access it.
 pub(super) struct KeepAlive<T>(Vec<Arc<T>>);
 
 impl<T> Default for KeepAlive<T> {
@@ -21,7 +21,7 @@ impl<T> KeepAlive<T> {
         }
     }
 
-    /// True if a command can access no memory of it.
+    /// True if no command can access memory that is kept here.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

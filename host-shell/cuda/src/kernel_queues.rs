@@ -1,7 +1,8 @@
 //! Queue pairs, result cells and a buffer for kernels that the caller launches.
 //!
-//! Invariant: between [`begin`](KernelQueues::begin) and the [`end`](KernelQueues::end) that belongs to it no thread
-//! touches the queues. A controller reset waits for that end; past its patience the queues are the kernels' for good.
+//! Invariant: between [`begin`](KernelQueues::begin) and its matching [`end`](KernelQueues::end) no thread touches the
+//! queues. A controller reset waits for that end; once its deadline has passed, the queues belong to the kernels until
+//! the store is closed.
 // UNSAFETY: asks the driver about a function of the caller's.
 #![allow(unsafe_code)]
 
@@ -200,8 +201,8 @@ impl KernelQueues {
     /// May be called several times; each needs its own end.
     ///
     /// # Errors
-    /// [`Error::Gone`] when the controller or the queues are of no use any more; [`Error::Changed`] when the namespace is
-    /// not what it was.
+    /// [`Error::Gone`] when the controller or the queues are unusable; [`Error::Changed`] when the namespace has
+    /// changed.
     pub fn begin(&self) -> Result<()> {
         let lent = self.lent()?;
         self.footing.check(nvm::opcode::READ)?;
@@ -262,7 +263,7 @@ impl Drop for KernelQueues {
             Ok(!self.turns.is_in_use() && lent.in_flight()?.is_empty())
         };
         if guest.is_err() || !is_free().unwrap_or(false) {
-            // A kernel, or the controller, may still use all of it.
+            // A kernel, or the controller, may still use the queues, the cells and the buffer, so they are leaked.
             std::mem::forget(self.lent.take());
             std::mem::forget(self.cells.take());
             std::mem::forget(self.buffer.take());
@@ -308,7 +309,7 @@ impl QueueOwnership {
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Waits until neither a reset nor an end has the queues.
+    /// Waits until neither a reset nor an `end` uses the queues.
     fn wait_for_turn(&self) -> Result<MutexGuard<'_, OwnershipState>> {
         let mut state = lock(&self.state);
         while (state.is_stopped || state.is_ending) && !state.is_stuck {
@@ -379,8 +380,8 @@ impl QueueUsers for QueueOwnership {
 }
 
 impl Gpu {
-    /// Returns the layout number that the code of kernel `function`, a `CUfunction`, was linked with: that of
-    /// the `nvme_gpu_device.ptx` in it; none without one. The host fills structures of layout
+    /// Returns the layout number with which the code of kernel `function`, a `CUfunction`, was linked: the number in
+    /// its `nvme_gpu_device.ptx`; `None` if it has none. The host fills structures of layout
     /// [`DEVICE_LAYOUT`](super::DEVICE_LAYOUT).
     ///
     /// # Safety
@@ -395,12 +396,12 @@ impl Gpu {
         let _guest = self.enter()?;
         let mut module = null_mut();
         let function = std::ptr::with_exposed_provenance_mut(function as usize);
-        // SAFETY: the caller's; writes one handle.
+        // SAFETY: the caller's; the call writes one handle.
         check("cuFuncGetModule", unsafe {
             sys::cuFuncGetModule(&mut module, function)
         })?;
         let (mut address, mut bytes) = (0, 0);
-        // SAFETY: a module that is loaded; writes one address and one length.
+        // SAFETY: a module that is loaded; the call writes one address and one length.
         let found =
             unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, module, LAYOUT.as_ptr()) };
         if found == CUresult::CUDA_ERROR_NOT_FOUND {
@@ -412,7 +413,7 @@ impl Gpu {
             return Ok(None);
         }
         let stream = super::stream::Stream::new(self)?;
-        // SAFETY: as many bytes are on both sides; the copy ends below.
+        // SAFETY: the same number of bytes are on both sides; the copy ends below.
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(
                 (&raw mut layout).cast(),

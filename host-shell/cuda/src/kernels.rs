@@ -21,7 +21,7 @@ const FEW_REGISTERS: u32 = 64;
 pub struct QueueKernels {
     module: Module,
     functions: [KernelFunction; Kernel::ALL.len()],
-    /// For [`Kernel::SharedNarrow`], compiled when it is first asked for.
+    /// Module and function of [`Kernel::SharedNarrow`], compiled when it is first used.
     narrow: Mutex<Option<(Arc<Module>, KernelFunction)>>,
 }
 
@@ -75,11 +75,10 @@ impl QueueKernels {
         self.module.cost(self.functions[kernel as usize])
     }
 
-    /// Puts `kernel` into `stream`: `grid` blocks of `block` threads. Returns before it runs.
+    /// Enqueues `kernel` in `stream`: `grid` blocks of `block` threads. Returns before it runs.
     ///
     /// # Safety
-    /// Every address in `launch` is valid on the GPU, for what the kernel does with it, until the
-    /// stream is done.
+    /// Every address in `launch` is valid on the GPU, for the accesses of the kernel, until the stream is done.
     ///
     /// # Errors
     /// [`Error::Device`](nvme_driver::Error::Device) with the driver's answer.

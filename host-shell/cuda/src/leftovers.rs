@@ -1,4 +1,4 @@
-//! Objects that their last user could not free: kept until nothing on the GPU may use them, and freed by a
+//! Objects that their last user could not free. They are kept until nothing on the GPU may use them, and freed by a
 //! thread that may call the driver.
 //!
 //! A graph destroys the objects that it needs on a thread of the driver, and an operation of a host thread ends
@@ -56,7 +56,7 @@ mod tests {
         reap();
         assert_eq!(Arc::strong_count(&is_over), 2);
         is_over.store(true, Ordering::Release);
-        // Another test may be reaping: what it has taken is dropped by it.
+        // Another test may be running `reap` and hold the object, which it will drop.
         reap();
         while Arc::strong_count(&is_over) > 1 {
             std::thread::yield_now();

@@ -17,7 +17,7 @@ impl CallerMemory {
     /// Registers `bytes` bytes at `start`.
     ///
     /// # Safety
-    /// They stay mapped until this is dropped, and no launch uses them afterwards.
+    /// The words stay mapped until this is dropped, and no launch uses them afterwards.
     ///
     /// # Errors
     /// [`Error::Usage`] for no bytes; otherwise with the driver's answer, for memory that is registered already
@@ -27,7 +27,7 @@ impl CallerMemory {
             return Err(Error::usage("there are no bytes", "register 1 or more"));
         }
         let _guest = gpu.enter()?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         let registered = unsafe { RegisteredMemory::of_caller(gpu, start, bytes) }?;
         Ok(Self {
             gpu: Arc::clone(gpu),
@@ -38,7 +38,7 @@ impl CallerMemory {
 
 impl Drop for CallerMemory {
     fn drop(&mut self) {
-        // A GPU that is lost keeps the registration: nothing is called then.
+        // If the GPU is lost, the registration is leaked, since the driver must not be called any more.
         let guest = self.gpu.enter();
         match guest {
             Ok(_guest) => drop(self.registered.take()),

@@ -1,7 +1,7 @@
 //! Queue pairs of a controller lent to a GPU: created, and recovered when a command does not end.
 //!
-//! A reset ends what the GPU had in flight by way of a hook in each queue. No kernel uses the queues meanwhile: the
-//! caller holds their locks while one runs, or [`QueueUsers`] keep their launches out.
+//! A reset ends the commands that the GPU had in flight through a hook in each queue. No kernel uses the queues
+//! meanwhile: the caller holds their locks while a kernel runs, or [`QueueUsers`] keep launches out.
 
 use super::driver::Gpu;
 use super::queue_set::{QueueSet, RemoteQueue};
@@ -29,7 +29,7 @@ const MOST_ABORTS: usize = 8;
 /// Counts of a recovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecoveryCounts {
-    /// Completions that had come late.
+    /// Number of completions that arrived late.
     pub late: u32,
     /// Commands ended by Abort.
     pub aborted: u32,
@@ -72,8 +72,8 @@ pub(super) struct LentQueues {
 }
 
 impl LentQueues {
-    /// Creates `count` queue pairs of at least `entries` entries (rounded up to a power of two) and hands
-    /// them to the GPU. `users` are there when launches use them that the host does not wait for.
+    /// Creates `count` queue pairs of at least `entries` entries (rounded up to a power of two) and lends them to the
+    /// GPU. `users` is `Some` if launches use them for which the host does not wait.
     ///
     /// # Errors
     /// [`Error::Usage`] when the controller has not as many or not as large ones.
@@ -90,7 +90,7 @@ impl LentQueues {
     /// Lends queues of two sizes: the first number of them, then others of at most as many entries.
     ///
     /// # Errors
-    /// As [`create`](Self::create).
+    /// Lends queues of two sizes: the first number of queues, then further ones with at most as many entries.
     pub fn of_two_sizes(
         gpu: &Arc<Gpu>,
         controller: &Controller,
@@ -345,7 +345,7 @@ fn drain_owned(memory: QueueMemory<'_>, state: QueueState<'_>) -> u32 {
 }
 
 fn drain_shared(memory: QueueMemory<'_>, state: QueueState<'_>) -> u32 {
-    // No wait for the results is left: there are no cells.
+    // No thread waits for the results any more, so that no cells are needed.
     let queue = SharedQueue::new(memory, state, ResultCells::new(&[]));
     let mut taken = 0;
     while let DrainResult::Took(count @ 1..) = queue.drain(&LoneThread) {

@@ -25,7 +25,7 @@ impl DeviceMemory {
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
         let _guest = gpu.enter()?;
         let mut address = 0;
-        // SAFETY: writes one address.
+        // SAFETY: the call writes one address.
         check("cuMemAlloc", unsafe {
             sys::cuMemAlloc_v2(&mut address, bytes.max(1))
         })?;
@@ -69,7 +69,7 @@ impl DeviceMemory {
             return Ok(());
         }
         let stream = Stream::new(&self.gpu)?;
-        // SAFETY: the whole of our own allocation.
+        // SAFETY: the fill covers exactly our own allocation.
         check("cuMemsetD8Async", unsafe {
             sys::cuMemsetD8Async(self.address, value, self.bytes, stream.raw())
         })?;
@@ -90,7 +90,7 @@ impl DeviceMemory {
             ));
         }
         let mut fd = -1;
-        // SAFETY: the whole of our own allocation; writes one descriptor.
+        // SAFETY: the range is exactly our own allocation; the call writes one descriptor.
         check("cuMemGetHandleForAddressRange", unsafe {
             sys::cuMemGetHandleForAddressRange(
                 (&raw mut fd).cast(),
@@ -100,7 +100,7 @@ impl DeviceMemory {
                 0,
             )
         })?;
-        // SAFETY: a new descriptor, ours alone.
+        // SAFETY: the call has just created the descriptor, which nothing else owns.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
@@ -114,7 +114,7 @@ impl DeviceMemory {
             return Ok(());
         }
         let stream = Stream::new(&self.gpu)?;
-        // SAFETY: inside our own allocation; `from` outlives the copy, which ends below.
+        // SAFETY: the access stays inside our own allocation; `from` outlives the copy, which ends below.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(
                 self.address + offset as u64,
@@ -136,7 +136,7 @@ impl DeviceMemory {
             return Ok(());
         }
         let stream = Stream::new(&self.gpu)?;
-        // SAFETY: inside our own allocation; `into` outlives the copy, which ends below.
+        // SAFETY: the access stays inside our own allocation; `into` outlives the copy, which ends below.
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(
                 into.as_mut_ptr().cast(),
@@ -162,9 +162,9 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if let Ok(_guest) = self.gpu.enter() {
-            // SAFETY: allocated in `new`, and freed once. The driver waits for kernels that use it, which is
-            // why threads that a kernel waits for never get here. A refusal means that the context is gone, and
-            // with it the memory.
+            // SAFETY: it was allocated in `new`, and freed once. The driver waits for kernels that use it, which is why
+            // threads that a kernel waits for never get here. A refusal means that the context is gone, and with it the
+            // memory.
             let _ = unsafe { sys::cuMemFree_v2(self.address) };
         }
     }

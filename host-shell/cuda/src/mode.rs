@@ -20,7 +20,7 @@ pub enum SubmitMode {
 }
 
 impl SubmitMode {
-    /// As the command line calls it.
+    /// Returns the name that the command line uses.
     pub fn name(self) -> &'static str {
         match self {
             Self::Owner => "owner",
@@ -30,8 +30,9 @@ impl SubmitMode {
         }
     }
 
-    /// Returns the launch for `queues` queues. `threads` are those of each block in [`Block`](Self::Block),
-    /// where 0 is 128, and all active ones in [`Shared`](Self::Shared), where `lanes` of each warp are active.
+    /// Returns the launch for `queues` queues. `threads` is the number in each block for [`Block`](Self::Block), where
+    /// 0 means 128, and the number of all active threads for [`Shared`](Self::Shared), where `lanes` of each warp are
+    /// active.
     pub fn grid(self, queues: u32, threads: u32, lanes: u32) -> LaunchGrid {
         let (kernel, blocks, threads) = match self {
             Self::Owner => (Kernel::Owner, queues, 1),
@@ -68,7 +69,7 @@ mod tests {
         assert_eq!(grid(SubmitMode::Block, 2, 250, 32), (2, 256));
         assert_eq!(grid(SubmitMode::Shared, 1, 32, 32), (1, 32));
         assert_eq!(grid(SubmitMode::Shared, 1, 65_536, 32), (512, 128));
-        // One active lane of each warp: 32 times as many threads.
+        // With one active lane in each warp, the launch has 32 times as many threads.
         assert_eq!(grid(SubmitMode::Shared, 1, 256, 1), (64, 128));
     }
 }

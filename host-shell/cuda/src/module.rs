@@ -24,15 +24,16 @@ const LOG_BYTES: usize = 8192;
 pub struct Module {
     gpu: Arc<Gpu>,
     raw: sys::CUmodule,
-    /// True if the drop unloads it: an image of the program stays loaded for as long as the GPU's context lives.
+    /// True if dropping this unloads the module: an image of the program stays loaded for as long as the GPU's context
+    /// lives.
     unloads: bool,
 }
 
 /// Names an image that was compiled: the GPU's number, the image's address and length, and the limit of registers.
 type ImageKey = (u32, usize, usize, Option<u32>);
 
-/// A module's handle, and the identifier of the context that it was loaded in: a context that was ended took its
-/// modules with it.
+/// A module's handle, and the identifier of the context that it was loaded in: when a context is destroyed, so are its
+/// modules.
 struct LoadedImage {
     context: u64,
     module: usize,
@@ -51,7 +52,8 @@ pub struct LaunchSize {
     pub count: u32,
     /// Threads of each.
     pub threads: u32,
-    /// Bytes of dynamic shared memory of each, besides the kernel's own: see [`Module::function_with_shared`].
+    /// Bytes of dynamic shared memory of each block, besides the kernel's static shared memory: see
+    /// [`Module::function_with_shared`].
     pub shared_bytes: u32,
 }
 
@@ -82,8 +84,8 @@ impl Module {
         })
     }
 
-    /// Returns an image of the program, loaded as [`load`](Self::load) does where this context does not have it yet.
-    /// It stays loaded when this is dropped: launches that are under way, and graphs, may still run its kernels.
+    /// Returns an image of the program, loaded by [`load`](Self::load) unless this context has it already. It stays
+    /// loaded when this is dropped: launches in progress, and graphs, may still run its kernels.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -91,8 +93,8 @@ impl Module {
         Self::embedded_within(gpu, image, None)
     }
 
-    /// As [`embedded`](Self::embedded), from machine code where `image` has some for this GPU that its driver takes, else
-    /// from PTX, which takes seconds.
+    /// Loads an image as [`embedded`](Self::embedded) does: its machine code, if `image` has some that this GPU's
+    /// driver takes, else its PTX, which takes seconds.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -121,7 +123,7 @@ impl Module {
         Self::once(gpu, image, registers, || load_image(gpu, image, registers))
     }
 
-    /// Returns what `load` loads of `image`, or what it loaded before in this context.
+    /// Returns the module that `load` makes of `image`, or made before in this context.
     fn once(
         gpu: &Arc<Gpu>,
         image: &'static [u8],
@@ -140,7 +142,7 @@ impl Module {
             None => {
                 let compiled = load()?;
                 let mut loaded = lock(&LOADED);
-                // Where another thread was faster, its module is used, and this one stays beside it.
+                // If another thread was faster, its module is used, and this one stays loaded beside it.
                 found(&loaded).unwrap_or_else(|| {
                     let module = compiled.expose_provenance();
                     loaded.insert(key, LoadedImage { context, module });
@@ -160,8 +162,8 @@ impl Module {
         &self.gpu
     }
 
-    /// Returns the kernel `name`, loaded now: one that is loaded when it is first launched can wait forever
-    /// behind one that runs.
+    /// Returns the kernel `name`, and loads it now: a kernel that is loaded at its first launch can wait forever behind
+    /// one that runs.
     ///
     /// # Errors
     /// [`Error::Device`] when the image has no such kernel.
@@ -170,7 +172,7 @@ impl Module {
         let symbol = CString::new(name)
             .map_err(|_| Error::usage("the kernel's name has a zero byte", "name it otherwise"))?;
         let mut function = null_mut();
-        // SAFETY: our own module; the symbol is terminated; writes one handle.
+        // SAFETY: the module is our own; the symbol is terminated; the call writes one handle.
         check(name, unsafe {
             sys::cuModuleGetFunction(&mut function, self.raw, symbol.as_ptr())
         })?;
@@ -190,7 +192,7 @@ impl Module {
         let limit = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let bytes = bytes.try_into().unwrap_or(i32::MAX);
         let _turn = lock(&SHARED_LIMIT);
-        // The kernel is shared with others who loaded it, so that its limit never falls.
+        // The kernel is shared by all users of the module, so that its limit is only ever raised.
         if attribute(function.0, limit)? < bytes {
             // SAFETY: a function of a loaded module.
             check(name, unsafe {
@@ -221,7 +223,7 @@ impl Module {
     ) -> Result<u32> {
         let _guest = self.gpu.enter()?;
         let mut blocks = 0;
-        // SAFETY: a function of our own module; writes one integer.
+        // SAFETY: a function of our own module; the call writes one integer.
         check("cuOccupancyMaxActiveBlocksPerMultiprocessor", unsafe {
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &mut blocks,
@@ -233,11 +235,11 @@ impl Module {
         Ok(blocks as u32 * self.gpu.multiprocessors()?)
     }
 
-    /// Puts `function` into `stream`: `grid` blocks of `block` threads. Returns before it runs.
+    /// Enqueues `function` in `stream`: `grid` blocks of `block` threads. Returns before it runs.
     ///
     /// # Safety
-    /// `function` is of this module and takes one `T` by value; what it does with the addresses in
-    /// `argument` is valid on the GPU until the stream is done.
+    /// `function` belongs to `module` and takes one `T` by value; the kernel's accesses by the addresses in `argument`
+    /// are valid on the GPU until the stream is done.
     ///
     /// # Errors
     /// [`Error::Device`] with the driver's answer.
@@ -251,7 +253,7 @@ impl Module {
     ) -> Result<()> {
         let _guest = self.gpu.enter()?;
         let grid = LaunchSize::plain(grid, block);
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { launch(stream.raw(), function, grid, argument) }
     }
 
@@ -272,7 +274,7 @@ impl Module {
         argument: &T,
     ) -> Result<()> {
         let _guest = self.gpu.enter()?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch_on(stream, function, LaunchSize::plain(grid, block), argument) }
     }
 
@@ -292,7 +294,7 @@ impl Module {
         argument: &T,
     ) -> Result<()> {
         let _guest = self.gpu.enter()?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { launch(handle(stream), function, grid, argument) }
     }
 
@@ -308,7 +310,7 @@ impl Module {
         grid: LaunchSize,
         argument: &T,
     ) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { launch(handle(stream), function, grid, argument) }
     }
 }
@@ -357,7 +359,7 @@ impl Drop for Module {
             return;
         }
         if let Ok(_guest) = self.gpu.enter() {
-            // SAFETY: loaded in `compile`, unloaded once.
+            // SAFETY: it was loaded in `compile`, unloaded once.
             let _ = unsafe { sys::cuModuleUnload(self.raw) };
         }
     }
@@ -365,7 +367,7 @@ impl Drop for Module {
 
 fn attribute(function: sys::CUfunction, which: Attribute) -> Result<i32> {
     let mut value = 0;
-    // SAFETY: a function of a loaded module; writes one integer.
+    // SAFETY: a function of a loaded module; the call writes one integer.
     check("cuFuncGetAttribute", unsafe {
         sys::cuFuncGetAttribute(&mut value, which, function)
     })?;
@@ -374,7 +376,7 @@ fn attribute(function: sys::CUfunction, which: Attribute) -> Result<i32> {
 
 fn load_image(gpu: &Gpu, image: &[u8], registers: Option<u32>) -> Result<sys::CUmodule> {
     let _guest = gpu.enter()?;
-    // PTX has to end in a zero byte; a cubin knows its own length.
+    // PTX has to end in a zero byte; a cubin contains its length.
     let mut text = image.to_vec();
     text.push(0);
     let mut log = vec![0u8; LOG_BYTES];
@@ -391,7 +393,7 @@ fn load_image(gpu: &Gpu, image: &[u8], registers: Option<u32>) -> Result<sys::CU
         values.push(std::ptr::without_provenance_mut(registers as usize));
     }
     let mut module = null_mut();
-    // SAFETY: both lists have as many entries, and the log outlives the call.
+    // SAFETY: both lists have the same number of entries, and the log outlives the call.
     let result = unsafe {
         sys::cuModuleLoadDataEx(
             &mut module,

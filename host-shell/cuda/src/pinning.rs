@@ -1,5 +1,5 @@
-//! Pinned host memory for a GPU: it is registered with the driver, or allocated by the driver where that registers
-//! none, as under confidential computing.
+//! Pinned host memory for a GPU: it is registered with the driver, or allocated by the driver if that registers none,
+//! as under confidential computing.
 // UNSAFETY: allocates and frees memory of the driver.
 #![allow(unsafe_code)]
 
@@ -19,7 +19,7 @@ pub enum HostPinning {
     Registers,
     /// It registers none, for this reason, and allocates memory that the GPU reaches.
     Allocates(String),
-    /// It does neither, for these reasons.
+    /// The driver does neither, for these reasons.
     Refuses(String),
 }
 
@@ -39,10 +39,10 @@ impl Gpu {
         })
     }
 
-    /// Checks that the GPU can be given memory of the host in some way.
+    /// Checks that the GPU can access some memory of the host.
     ///
     /// # Errors
-    /// [`Error::Environment`] with the driver's answers, where it cannot.
+    /// [`Error::Environment`] with the driver's answers, if it cannot.
     pub fn check_pins(self: &Arc<Self>) -> Result<HostPinning> {
         match self.pinning()? {
             HostPinning::Refuses(reason) => Err(Error::environment(
@@ -94,7 +94,7 @@ fn allocate(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<DmaPages>, RegisteredMe
     let bytes = bytes.max(1);
     let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
     let mut raw: *mut c_void = null_mut();
-    // SAFETY: writes one address.
+    // SAFETY: the call writes one address.
     check("cuMemHostAlloc", unsafe {
         sys::cuMemHostAlloc(&mut raw, bytes, flags)
     })?;
@@ -103,7 +103,7 @@ fn allocate(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<DmaPages>, RegisteredMe
         gpu: Arc::clone(gpu),
         start,
     };
-    // SAFETY: as many bytes, which nothing else has.
+    // SAFETY: the same number of bytes, which nothing else has.
     unsafe { start.as_ptr().write_bytes(0, bytes) };
     let pages = Arc::new(DmaPages::foreign(start, bytes, memory));
     let registered = RegisteredMemory::of_driver(gpu, &pages)?;
@@ -129,9 +129,9 @@ unsafe impl Sync for DriverMemory {}
 
 impl Drop for DriverMemory {
     fn drop(&mut self) {
-        // A kernel that did not end may still use it: then it stays.
+        // A kernel that did not end may still use the memory: it is leaked then.
         if let Ok(_guest) = self.gpu.enter() {
-            // SAFETY: allocated in `allocate`, and freed once, after the last owner of the pages is gone:
+            // SAFETY: it was allocated in `allocate`, and freed once, after the last owner of the pages is gone:
             // neither a registration nor a device mapping of them exists any more.
             let _ = unsafe { sys::cuMemFreeHost(self.start.as_ptr().cast()) };
         }

@@ -1,7 +1,8 @@
-//! Addresses of callers that kernels and copies of a GPU get: where they lie, and whether the GPU may use them as it will.
+//! Addresses of callers that kernels and copies of a GPU use: the kind of their memory, and whether the GPU may access
+//! it as the call requires.
 //!
-//! The driver answers all that is asked of an address in one call, 0.2 us on an H100; a stream that is captured allows it,
-//! and launches of a graph ask nothing.
+//! The driver answers all questions about an address in one call, 0.2 us on an H100. The call is allowed while a stream
+//! is captured; launches of a graph make none.
 // UNSAFETY: asks the driver about addresses.
 #![allow(unsafe_code)]
 
@@ -13,11 +14,11 @@ use nvme_driver::error::{Error, Result};
 /// Location of memory, as the driver knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryLocation {
-    /// In host memory that GPUs do not reach.
+    /// The address is in host memory that GPUs do not reach.
     Host,
-    /// In host memory that was allocated by the driver, or registered with it.
+    /// The address is in host memory that was allocated by the driver, or registered with it.
     Pinned,
-    /// In memory of this GPU, or managed memory.
+    /// The address is in memory of this GPU, or in managed memory.
     Gpu,
     /// In memory of another GPU.
     OtherGpu,
@@ -28,11 +29,11 @@ pub enum MemoryLocation {
 pub enum MemoryUse {
     /// It reads it.
     Reads,
-    /// It writes it, and may read it.
+    /// The GPU writes the memory, and may read it.
     Writes,
 }
 
-/// Memory of a caller that a launch gets.
+/// Memory of a caller that is an argument of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelArgument<'a> {
     /// Its name in the call.
@@ -53,7 +54,7 @@ impl<'a> KernelArgument<'a> {
         Self {
             name,
             address,
-            // More than there can be is refused as such.
+            // A product that overflows is replaced by the maximum, which no allocation has, so that it is refused.
             bytes: count.saturating_mul(unit),
             unit,
             usage: MemoryUse::Reads,
@@ -83,7 +84,7 @@ struct PointerAttributes {
     place: MemoryLocation,
     /// Number of the GPU that owns the memory.
     ordinal: i32,
-    /// The address by which kernels of this GPU reach it, 0 where they do not.
+    /// Address by which kernels of this GPU reach the memory; 0 if they cannot.
     mapped: u64,
     may_read: bool,
     may_write: bool,
@@ -114,21 +115,21 @@ impl Gpu {
         Ok(self.know(address)?.place)
     }
 
-    /// Judges memory that a caller gives to a kernel, or to a copy in a stream: each byte lies in memory of this GPU, in
-    /// managed memory, or in memory of the host that is registered with CUDA, and may be used as `argument` says. Returns
-    /// the address by which kernels of this GPU reach it.
+    /// Checks memory that a caller passes to a kernel, or to a copy in a stream: each byte lies in memory of this GPU,
+    /// in managed memory, or in memory of the host that is registered with CUDA, and may be used as `argument` says.
+    /// Returns the address by which kernels of this GPU reach it.
     ///
-    /// Of no bytes nothing is asked. While `stream`, a `CUstream`, is being captured, memory that the graph allocates itself
-    /// is taken: the driver does not know it, and it is none of the host's.
+    /// An argument of no bytes is not checked. While `stream`, a `CUstream`, is being captured, memory that the graph
+    /// allocates itself is accepted: the driver does not know it, and it is not memory of the host.
     ///
     /// # Errors
-    /// [`Error::Usage`] with the argument's name, what it is and what it must be.
+    /// [`Error::Usage`] with the argument's name, the kind of memory that it has and the kind that it needs.
     pub fn judge(&self, stream: u64, argument: &KernelArgument<'_>) -> Result<u64> {
         let [address] = self.judge_all(stream, [*argument])?;
         Ok(address)
     }
 
-    /// As [`judge`](Self::judge), for all arguments of a call.
+    /// Checks all arguments of a call as [`judge`](Self::judge) does.
     ///
     /// # Errors
     /// That of the first one that is refused.
@@ -270,7 +271,7 @@ impl Gpu {
         let mut answers = [0u64; ASKED.len()];
         let mut places = answers.each_mut().map(|one| std::ptr::from_mut(one).cast());
         let mut asked = ASKED;
-        // SAFETY: as many places as attributes, each with room for the widest, 64 bits.
+        // SAFETY: there are as many places as attributes, each with room for the widest, 64 bits.
         check("cuPointerGetAttributes", unsafe {
             sys::cuPointerGetAttributes(
                 ASKED.len() as u32,
@@ -301,7 +302,7 @@ impl Gpu {
     }
 }
 
-/// True if this process can read the byte at `address`. Nothing is read where it cannot.
+/// True if this process can read the byte at `address`; an address that it cannot read raises no fault.
 pub fn is_host_memory(address: u64) -> bool {
     let mut byte = 0u8;
     let to = libc::iovec {
@@ -314,8 +315,8 @@ pub fn is_host_memory(address: u64) -> bool {
     };
     // SAFETY: the kernel reads at the second address, and answers EFAULT where there is nothing to read.
     let read = unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
-    // Where the system forbids the call (a container's seccomp filter), the address is assumed to be what the
-    // caller says: only EFAULT proves that nothing is mapped there.
+    // If the system forbids the call (a container's seccomp filter), the address counts as readable, as the caller
+    // claims: only EFAULT proves that nothing is mapped there.
     read >= 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 

@@ -33,8 +33,8 @@ pub struct GpuQueuePairs {
 }
 
 impl GpuQueuePairs {
-    /// Creates `count` queue pairs of at least `entries` entries (rounded up to a power of two) and hands
-    /// them to the GPU.
+    /// Creates `count` queue pairs of at least `entries` entries (rounded up to a power of two) and lends them to the
+    /// GPU.
     ///
     /// # Errors
     /// [`Error::Usage`] when the controller has not as many or not as large ones.
@@ -60,8 +60,8 @@ impl GpuQueuePairs {
 
     /// Runs a kernel of the queues (not a bare limit) with its data in `data`, and waits for it.
     ///
-    /// The data fields of `launch` are filled in here; its `data` says how far into `data` it begins. Each kernel bounds its own time; `limit` bounds
-    /// the host's patience with it.
+    /// The data fields of `launch` are filled in here; its `data` is the offset in `data` at which the launch's data
+    /// begins. Each kernel bounds its own time; `limit` bounds the host's wait for it.
     ///
     /// # Errors
     /// [`Error::Usage`] for a kernel that keeps other books than the last one, otherwise as
@@ -104,7 +104,7 @@ impl GpuQueuePairs {
         // An earlier launch that timed out may have commands in flight that this one does not know of.
         let is_first = self.data.is_empty();
         self.data.keep(data);
-        // In the order of identifiers, as recovery takes them.
+        // The locks are taken in the order of identifiers, as recovery takes them.
         let mut entries: Vec<_> = self.lent.queues.iter().collect();
         entries.sort_by_key(|queue| queue.qid().0);
         let held: Vec<_> = entries.iter().map(|queue| lock(queue.inner())).collect();
@@ -127,9 +127,8 @@ impl GpuQueuePairs {
         Ok(ran)
     }
 
-    /// Recovers after a launch with timeouts or a fault: reaps late completions, aborts the
-    /// commands in flight, and resets the controller when that does not help. Afterwards nothing is
-    /// in flight.
+    /// Recovers after a launch with time-outs or a fault: reaps late completions, aborts the commands in flight, and
+    /// resets the controller when that does not help. Afterwards nothing is in flight.
     ///
     /// # Errors
     /// [`Error::Gone`] when the controller does not come back; data memory is kept then, and leaked on drop.

@@ -16,7 +16,7 @@ use nvme_driver::error::{Error, Result};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// States begin at multiples of this, so that two never share a sector.
+/// States begin at multiples of this size, so that two of them never share a sector.
 const STATE_ALIGN: usize = 256;
 
 /// Queue pairs that a GPU drives.
@@ -29,9 +29,9 @@ pub(super) struct QueueSet {
 }
 
 impl QueueSet {
-    /// Puts queues, given by host addresses without state, into the GPU's hands. `translate` gives the
-    /// GPU's address for each address in them; `identity` is of the controller behind them, the first position is
-    /// `start` (see [`QueueState::init`]). `rings` is there when the rings lie in GPU memory, too.
+    /// Lends queues, given by host addresses without state, to the GPU. `translate` returns the GPU's address for each
+    /// address in them; `identity` is the identity of the controller behind them, and the first position is `start`
+    /// (see [`QueueState::init`]). `rings` is `Some` if the rings lie in GPU memory, too.
     ///
     /// # Errors
     /// [`Error::Usage`] for rings that a kernel cannot drive, [`Error::Device`] without GPU memory.

@@ -46,9 +46,9 @@ pub struct GpuQueues {
 }
 
 impl GpuQueues {
-    /// Puts queues, given by host addresses without state, into the GPU's hands. `translate` gives the
-    /// GPU's address for each address in them; `identity` is of the controller behind them, the first position is
-    /// `start` (see [`QueueState::init`](nvme_core::queue_state::QueueState::init)).
+    /// Lends queues, given by host addresses without state, to the GPU. `translate` returns the GPU's address for each
+    /// address in them; `identity` is the identity of the controller behind them, and the first position is `start`
+    /// (see [`QueueState::init`](nvme_core::queue_state::QueueState::init)).
     ///
     /// # Errors
     /// [`Error::Usage`](nvme_driver::Error::Usage) for rings that a kernel cannot drive,
@@ -77,9 +77,8 @@ impl GpuQueues {
         self.set.state_bytes()
     }
 
-    /// Runs a kernel over the queues and waits for it. The queues, cells, tokens, accounts and report of
-    /// `launch` are filled in here; `accounts` says whether each command's end is kept. `watch` runs
-    /// now and then meanwhile.
+    /// Runs a kernel over the queues and waits for it. The queues, cells, tokens, accounts and report of `launch` are
+    /// filled in here; `accounts` says whether each command's end is kept. `watch` is called repeatedly meanwhile.
     ///
     /// # Safety
     /// `launch` names data memory that stays valid for the controller and the GPU until every command
@@ -96,7 +95,7 @@ impl GpuQueues {
         limit: Duration,
         watch: impl FnMut() -> Result<()>,
     ) -> Result<LaunchResult> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe {
             let wait = |stream: &Stream, limit| stream.wait(limit, watch);
             self.launches
@@ -113,7 +112,7 @@ pub(super) struct LaunchMemory {
     cells: Option<DeviceMemory>,
     tokens: Option<DeviceMemory>,
     accounts: Option<DeviceMemory>,
-    /// Cells in use, as the last launch had them.
+    /// Number of cells that the last launch used.
     cell_count: u32,
 }
 
@@ -171,7 +170,7 @@ impl LaunchMemory {
             )?;
         }
         let end = StreamEvent::record(&self.stream)?;
-        // After a wait in vain nothing of the GPU's is freed any more: see `Gpu::lose`.
+        // If the wait fails, no memory of the GPU is freed any more: see `Gpu::lose`.
         wait(&self.stream, limit)?;
         let seconds = end.seconds_since(&begin)?;
         let mut words = [0u64; size_of::<LaunchReport>() / 8];
@@ -188,7 +187,7 @@ impl LaunchMemory {
         })
     }
 
-    /// Fills in the addresses of this struct's memory, and enlarges the memory where the launch needs that.
+    /// Fills in the addresses of this struct's memory, and enlarges the memory if the launch needs more.
     fn prepare(
         &mut self,
         set: &QueueSet,

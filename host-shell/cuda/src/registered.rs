@@ -58,8 +58,8 @@ impl RegisteredMemory {
         self.pieces.len() <= 1
     }
 
-    /// Registers the mapped doorbells of `device`: as memory where they are memory (simulator,
-    /// vfio-user), else as I/O memory (a BAR).
+    /// Registers the mapped doorbells of `device`: as memory if they are memory (simulator, vfio-user), else as I/O
+    /// memory (a BAR).
     ///
     /// # Errors
     /// [`Error::Device`] when the driver can do neither.
@@ -79,9 +79,9 @@ impl RegisteredMemory {
     /// Registers memory of the controller or of a peer in which rings lie.
     ///
     /// # Errors
-    /// [`Error::Device`] when the driver maps it in no way.
+    /// [`Error::Device`] if the driver can map the memory neither as host memory nor as a BAR.
     pub fn ring_memory(gpu: &Arc<Gpu>, memory: &Arc<RingMemory>) -> Result<Self> {
-        // SAFETY: whole pages that are mapped as long as `memory` lives.
+        // SAFETY: the mapping is whole pages, which stay mapped as long as `memory` lives.
         unsafe { Self::of_device(gpu, memory.mapping(), Arc::clone(memory) as _, RINGS) }
     }
 
@@ -96,10 +96,10 @@ impl RegisteredMemory {
         owner: Arc<dyn Any + Send + Sync>,
         what: (&str, &str),
     ) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         let as_memory = unsafe { Self::new(gpu, start, bytes, false, Arc::clone(&owner)) };
         as_memory.or_else(|first| {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             let as_io = unsafe { Self::new(gpu, start, bytes, true, owner) };
             as_io.map_err(|second| refused_bar(what, &first, &second))
         })
@@ -112,7 +112,7 @@ impl RegisteredMemory {
     pub fn relay(gpu: &Arc<Gpu>, relay: &Arc<DoorbellRelay>) -> Result<Self> {
         let words = relay.words();
         let start = words.as_ptr().cast_mut().cast();
-        // SAFETY: page-aligned words that live as long as the relay, reached through atomics.
+        // SAFETY: the words are page-aligned, live as long as the relay, and are reached through atomics.
         unsafe {
             Self::new(
                 gpu,
@@ -127,7 +127,7 @@ impl RegisteredMemory {
     /// Registers the pages that hold `bytes` bytes at `address`.
     ///
     /// # Safety
-    /// They stay mapped for as long as `owner` lives.
+    /// The pages stay mapped for as long as `owner` lives.
     #[cfg(feature = "sim")]
     pub(super) unsafe fn image(
         gpu: &Arc<Gpu>,
@@ -147,7 +147,7 @@ impl RegisteredMemory {
     /// # Safety
     /// The bytes stay mapped until this is dropped.
     pub(super) unsafe fn of_caller(gpu: &Arc<Gpu>, start: *mut u8, bytes: usize) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { Self::new(gpu, start, bytes, false, Arc::new(())) }
     }
 
@@ -223,7 +223,7 @@ impl RegisteredMemory {
         Ok(registered)
     }
 
-    /// Registers all of it, `piece` bytes at a time, or nothing: the driver's answer.
+    /// Registers the whole range, `piece` bytes at a time, or nothing; returns the driver's answer.
     ///
     /// # Safety
     /// As [`new`](Self::new).
@@ -244,8 +244,8 @@ impl RegisteredMemory {
     /// Takes every registration back, in this GPU's context.
     fn unregister(&mut self) {
         for (start, _) in self.pieces.drain(..) {
-            // SAFETY: registered in `register`, and unregistered once. A refusal means that the context is
-            // gone, and with it the registration, so the pages can be unmapped in either case.
+            // SAFETY: it was registered in `register`, and unregistered once. A refusal means that the context is gone,
+            // and with it the registration, so the pages can be unmapped in either case.
             let _ = unsafe { sys::cuMemHostUnregister(start.cast()) };
         }
     }
@@ -255,7 +255,7 @@ impl RegisteredMemory {
         self.address
     }
 
-    /// True if it is I/O memory: a BAR.
+    /// True if the memory is I/O memory: a BAR.
     pub fn is_io(&self) -> bool {
         self.io
     }
@@ -286,7 +286,7 @@ impl Drop for RegisteredMemory {
     fn drop(&mut self) {
         let gpu = Arc::clone(&self.gpu);
         let Ok(_guest) = gpu.enter() else {
-            // A kernel that did not end may still use it: the memory stays.
+            // A kernel that did not end may still use the memory, so that it is leaked.
             std::mem::forget(Arc::clone(&self.owner));
             return;
         };
@@ -298,7 +298,7 @@ impl Drop for RegisteredMemory {
 /// driver's.
 fn mapped(host: *mut u8) -> Result<u64> {
     let mut address = 0;
-    // SAFETY: writes one address.
+    // SAFETY: the call writes one address.
     check("cuMemHostGetDevicePointer", unsafe {
         sys::cuMemHostGetDevicePointer_v2(&mut address, host.cast(), 0)
     })?;

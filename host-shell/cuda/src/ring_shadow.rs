@@ -1,4 +1,4 @@
-//! Rings of queues in GPU memory (tier 3), and what the host knows of them.
+//! Rings of queues in GPU memory (tier 3), with the host's shadow of their addresses.
 //!
 //! The host cannot map that memory. A shadow of the same layout gives each ring an address by which the host names
 //! it; nothing reads the shadow. Completions are copied here when the host drains a queue.
@@ -34,7 +34,7 @@ impl RingShadow {
     /// Allocates room for `queues` pairs of rings of `entries` entries, on pages of `page` bytes.
     ///
     /// # Errors
-    /// [`Error::Environment`] without GPU memory; what [`Device::map_peer`] says.
+    /// [`Error::Environment`] without GPU memory; the errors of [`Device::map_peer`].
     pub fn new(
         gpu: &Arc<Gpu>,
         device: &Arc<dyn Device>,
@@ -47,7 +47,7 @@ impl RingShadow {
         let pages = DmaPages::new(bytes)?;
         let start = NonNull::new(pages.start()).ok_or_else(|| Error::internal("memory at 0"))?;
         let (iova, keep) = (data.iova(), Box::new((pages, data)));
-        // SAFETY: as many bytes of the shadow, which `keep` owns and nothing else reaches.
+        // SAFETY: the range is `bytes` bytes of the shadow, which `keep` owns and nothing else reaches.
         let memory = unsafe { RingMemory::of_peer(start, bytes as u64, iova.0, keep) };
         Ok(Self {
             on_gpu,

@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Limit of the deadline of a command: a `CollectiveQueue` keeps deadlines in units of 2^10 ns as 32 bits, and takes
-/// one more than 36 minutes ahead for a past one.
+/// Limit of the deadline of a command: a `CollectiveQueue` keeps deadlines in units of 2^10 ns as 32 bits, and would
+/// take one more than 36 minutes ahead for a past one.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(35 * 60);
 
 /// Threads of [`SubmitMode::Shared`] for each queue, by default.
@@ -129,12 +129,12 @@ fn warps(grid: LaunchGrid) -> u32 {
 }
 
 impl GpuSession {
-    /// Opens the GPU, starts the controller behind `device` and hands queues to the GPU. A command moves
-    /// `command_bytes`, cut to what the controller transfers at once. Data memory is at least
-    /// `data_bytes` (a whole number of commands), and enough for a command in each slot.
+    /// Opens the GPU, starts the controller behind `device` and lends queues to the GPU. A command moves
+    /// `command_bytes`, limited to what the controller transfers at once. Data memory is at least `data_bytes` (a whole
+    /// number of commands), and enough for a command in each slot.
     ///
     /// # Errors
-    /// All of [`Gpu::open`], [`GpuAccess::find`], [`Controller::start`] and [`GpuQueuePairs::create`].
+    /// The errors of [`Gpu::open`], [`GpuAccess::find`], [`Controller::start`] and [`GpuQueuePairs::create`].
     pub fn open(
         setup: SessionSetup,
         device: Arc<dyn Device>,
@@ -180,7 +180,7 @@ impl GpuSession {
             })?;
         let access = Arc::new(GpuAccess::find(&gpu, device, queues, setup.tier)?);
         let config = ControllerConfig {
-            // One for a queue of the CPU beside the GPU's, where the controller has it.
+            // One more queue pair than the GPU's, for the CPU, if the controller has it.
             queue_pairs: setup.queues.saturating_add(1),
             ..config.clone()
         };
@@ -201,7 +201,7 @@ impl GpuSession {
         let pairs = GpuQueuePairs::create(&kernels, &controller, &access, setup.queues, entries)?;
         let slots = u64::from(setup.queues) * u64::from(entries.next_power_of_two());
         let holders = slots.max(u64::from(setup.threads()));
-        // Controller memory is small: as much as the commands need.
+        // Controller memory is small, so that only as much is taken as the commands need.
         let wanted = if setup.data_in_cmb { 0 } else { data_bytes };
         let bytes = wanted
             .max(holders * command_bytes)
@@ -306,7 +306,7 @@ impl GpuSession {
     /// Returns the data memory, to be filled. No command is in flight between two launches.
     ///
     /// # Errors
-    /// [`Error::Device`] when a failed launch still holds it.
+    /// [`Error::Device`] when a failed launch still uses it.
     pub fn data_mut(&mut self) -> Result<&mut GpuData> {
         Arc::get_mut(&mut self.data)
             .ok_or_else(|| Error::internal("the data memory still belongs to commands"))
@@ -365,9 +365,9 @@ impl GpuSession {
         }
     }
 
-    /// Runs `work`. When commands got no answer or the controller broke the protocol, the kernel has
-    /// returned, the controller was recovered, and what happened comes back beside the counts: nothing is
-    /// in flight and the session can be used again. `what` is the command in words.
+    /// Runs `work`. When commands got no answer or the controller broke the protocol, the kernel has returned and the
+    /// controller was recovered; a description of that is returned with the counts. Nothing is in flight then and the
+    /// session can be used again. `what` is the command in words.
     ///
     /// # Errors
     /// [`Error::Command`] with a status when a command failed; [`Error::Gone`] when the controller does not
@@ -466,7 +466,7 @@ impl GpuSession {
         Ok(ran.report.wrong)
     }
 
-    /// Shuts the controller down and says how that went.
+    /// Shuts the controller down and returns the result.
     pub fn close(self) -> Result<()> {
         drop(self.pairs);
         drop(self.data);

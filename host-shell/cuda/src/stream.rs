@@ -36,7 +36,7 @@ impl Stream {
         let _guest = gpu.enter()?;
         let mut raw = null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         check("cuStreamCreate", unsafe {
             sys::cuStreamCreate(&mut raw, flags)
         })?;
@@ -46,17 +46,18 @@ impl Stream {
         })
     }
 
-    /// As [`new`](Self::new), for work that the GPU begins before that of other streams when it has room for one alone.
+    /// Makes a stream as [`new`](Self::new) does, whose work the GPU begins before the work of other streams when it
+    /// has room for only one.
     pub fn urgent(gpu: &Arc<Gpu>) -> Result<Self> {
         let _guest = gpu.enter()?;
         let (mut least, mut greatest) = (0, 0);
-        // SAFETY: writes two numbers.
+        // SAFETY: the call writes two numbers.
         check("cuCtxGetStreamPriorityRange", unsafe {
             sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest)
         })?;
         let mut raw = null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         check("cuStreamCreateWithPriority", unsafe {
             sys::cuStreamCreateWithPriority(&mut raw, flags, greatest)
         })?;
@@ -93,7 +94,7 @@ impl Stream {
     /// [`Error::Device`] when a kernel died.
     pub fn is_done(&self) -> Result<bool> {
         let _guest = self.gpu.enter()?;
-        // SAFETY: our own stream. A query is used rather than a wait of the driver, because that one has no
+        // SAFETY: the stream is our own. A query is used rather than a wait of the driver, because that one has no
         // deadline and would hang with a kernel that never ends.
         match unsafe { sys::cuStreamQuery(self.raw) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -126,7 +127,7 @@ impl Stream {
     /// As [`wait`](Self::wait), `grace` at most from when `stop` is set on.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] past that: the kernel still runs, and what it uses must stay.
+    /// [`Error::Interrupted`] past the grace time: the kernel still runs, and memory that it uses must stay valid.
     pub(super) fn wait_unless(
         &self,
         limit: Duration,
@@ -149,7 +150,8 @@ impl Stream {
     /// Copies `bytes` bytes from host address `from` to GPU address `to`, in order, without waiting.
     ///
     /// # Safety
-    /// Both ranges are valid for the copy's life. It overlaps with others only from registered memory.
+    /// Both ranges are valid until the copy has ended. It overlaps with other work only if the host memory is
+    /// registered.
     pub unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         let _guest = self.gpu.enter()?;
         // SAFETY: the caller vouches for both.
@@ -170,8 +172,8 @@ impl Stream {
         })
     }
 
-    /// Copies from host to GPU memory, without waiting and in any order among each other: (GPU address,
-    /// host address, bytes) each. One call of the driver where it has one for that.
+    /// Copies from host to GPU memory, without waiting and in any order among each other: (GPU address, host address,
+    /// bytes) each. Makes one call of the driver, if the driver has one for many copies.
     ///
     /// # Safety
     /// As [`copy_in`](Self::copy_in), for each.
@@ -181,7 +183,7 @@ impl Stream {
     ) -> Result<()> {
         let Some(call) = self.gpu.batch_copy().filter(|_| copies.len() > 1) else {
             for (to, from, bytes) in copies {
-                // SAFETY: the caller's.
+                // SAFETY: the caller keeps the conditions under `# Safety`.
                 unsafe { self.copy_in(to, from, bytes)? };
             }
             return Ok(());
@@ -193,7 +195,7 @@ impl Stream {
             from.push(copy.1.addr() as u64);
             bytes.push(copy.2);
         }
-        // SAFETY: three lists of as many entries; the caller vouches for the ranges in them.
+        // SAFETY: the three lists have the same number of entries; the caller vouches for the ranges in them.
         check("cuMemcpyBatchAsync", unsafe {
             call.copy(&mut to, &mut from, &mut bytes, self.raw)
         })
@@ -215,14 +217,14 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Ok(_guest) = self.gpu.enter() {
-            // SAFETY: created in `new`, and destroyed once. The driver lets work in the stream end before it
+            // SAFETY: it was created in `new`, and destroyed once. The driver lets work in the stream end before it
             // frees its resources, so destroying it early loses nothing.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }
     }
 }
 
-/// Polls until `is_done`, `limit` at most; returns true if it was.
+/// Polls until `is_done` returns true, `limit` at most; returns whether it did.
 fn until(limit: Duration, mut is_done: impl FnMut() -> Result<bool>) -> Result<bool> {
     let begin = Instant::now();
     let mut looks = 0u32;
@@ -251,14 +253,14 @@ fn late(limit: Duration) -> Error {
 /// True if `stream`, a `CUstream` of the calling thread's context, is being captured.
 pub(super) fn is_capturing(stream: u64) -> Result<bool> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: writes one value; the driver checks the handle.
+    // SAFETY: the call writes one value; the driver checks the handle.
     check("cuStreamIsCapturing", unsafe {
         sys::cuStreamIsCapturing(handle(stream), &mut status)
     })?;
     Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// Returns the driver's handle of a stream that came as a number.
+/// Returns the driver's handle of a stream that the caller passed as a number.
 pub(super) fn handle(stream: u64) -> sys::CUstream {
     std::ptr::with_exposed_provenance_mut(stream as usize)
 }
@@ -338,7 +340,7 @@ impl StreamEvent {
     fn new(gpu: &Arc<Gpu>, flags: sys::CUevent_flags) -> Result<Self> {
         let _guest = gpu.enter()?;
         let mut raw = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         check("cuEventCreate", unsafe {
             sys::cuEventCreate(&mut raw, flags as u32)
         })?;
@@ -348,10 +350,10 @@ impl StreamEvent {
         })
     }
 
-    /// Means from now on the end of everything now in `stream`.
+    /// Makes the event stand for the end of everything that is now in `stream`.
     pub fn record_in(&self, stream: &Stream) -> Result<()> {
         let _guest = self.gpu.enter()?;
-        // SAFETY: both handles are ours.
+        // SAFETY: both handles belong to this process and are alive.
         check("cuEventRecord", unsafe {
             sys::cuEventRecord(self.raw, stream.raw())
         })
@@ -363,7 +365,7 @@ impl StreamEvent {
     /// [`Error::Environment`] with the driver's answer.
     pub fn record_at(&self, stream: u64) -> Result<()> {
         let _guest = self.gpu.enter()?;
-        // SAFETY: our own event; the driver checks the handle of the stream.
+        // SAFETY: the event is our own; the driver checks the handle of the stream.
         check("cuEventRecord", unsafe {
             sys::cuEventRecord(self.raw, handle(stream))
         })
@@ -375,7 +377,7 @@ impl StreamEvent {
     /// [`Error::Environment`] with the driver's answer.
     pub fn before(&self, stream: u64) -> Result<()> {
         let _guest = self.gpu.enter()?;
-        // SAFETY: our own event, which the driver keeps until it has occurred, even if it is destroyed before;
+        // SAFETY: the event is our own, which the driver keeps until it has occurred, even if it is destroyed before;
         // the driver checks the handle of the stream and refuses one of another context.
         check("cuStreamWaitEvent", unsafe {
             sys::cuStreamWaitEvent(handle(stream), self.raw, 0)
@@ -388,14 +390,14 @@ impl StreamEvent {
     /// [`Error::Device`] when a kernel died.
     pub fn is_done(&self) -> Result<bool> {
         let _guest = self.gpu.enter()?;
-        // SAFETY: our own event.
+        // SAFETY: the event is our own.
         match unsafe { sys::cuEventQuery(self.raw) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             other => check("kernel", other).map(|()| true),
         }
     }
 
-    /// Waits for it: the end of copies and fills, which end by themselves.
+    /// Waits for the event: the end of copies and fills, which end by themselves.
     ///
     /// # Errors
     /// As [`Stream::finish`].
@@ -413,7 +415,7 @@ impl StreamEvent {
     pub fn seconds_since(&self, earlier: &StreamEvent) -> Result<f64> {
         let _guest = self.gpu.enter()?;
         let mut milliseconds = 0.0f32;
-        // SAFETY: both handles are ours; writes one number.
+        // SAFETY: both handles belong to this process and are alive; the call writes one number.
         check("cuEventElapsedTime", unsafe {
             sys::cuEventElapsedTime(&mut milliseconds, earlier.raw, self.raw)
         })?;
@@ -424,7 +426,7 @@ impl StreamEvent {
 impl Drop for StreamEvent {
     fn drop(&mut self) {
         if let Ok(_guest) = self.gpu.enter() {
-            // SAFETY: created in `new`.
+            // SAFETY: it was created in `new`.
             let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
         }
     }

@@ -15,7 +15,7 @@ pub struct HalfMatrix {
     pub address: u64,
     /// Its rows, at least one.
     pub rows: u32,
-    /// Its columns, at least one.
+    /// Number of columns, at least one.
     pub columns: u32,
     /// Distance of two rows in bytes, a multiple of 16.
     pub row_bytes: u64,
@@ -24,14 +24,14 @@ pub struct HalfMatrix {
 }
 
 impl HalfMatrix {
-    /// True if copies of tiles can address it.
+    /// True if copies of tiles can address the matrix.
     pub fn fits(&self) -> bool {
         let is_aligned = (self.address | self.row_bytes).is_multiple_of(16);
         is_aligned && self.rows > 0 && self.columns > 0 && self.row_bytes < 1 << 40
     }
 
     /// Returns the `CUtensorMap` of copies of `box_rows` rows of `box_columns` (64) columns into shared memory,
-    /// swizzled by 128 bytes; what is outside of the matrix comes as zeros.
+    /// swizzled by 128 bytes; elements outside of the matrix are read as zeros.
     ///
     /// # Errors
     /// [`Error::Device`](nvme_driver::Error::Device) with the driver's answer, as for a matrix that does not [fit](Self::fits).
@@ -47,7 +47,7 @@ impl HalfMatrix {
             [self.row_bytes],
         );
         let (boxes, steps) = ([box_columns, box_rows], [1, 1]);
-        // SAFETY: writes one map; two dimensions, as many entries as that in each list.
+        // SAFETY: the call writes one map; it has two dimensions, and each list has an entry for each.
         check("cuTensorMapEncodeTiled", unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,

@@ -36,7 +36,7 @@ impl QueueTier {
 /// Tier that the user requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TierRequest {
-    /// The highest that works, GPU memory only where the work wants its data there.
+    /// The highest tier that works; the tier of GPU memory only if the work wants its data there.
     Auto {
         /// True if data in GPU memory is preferred.
         gpu_memory: bool,
@@ -45,13 +45,13 @@ pub enum TierRequest {
     Exactly(QueueTier),
 }
 
-/// A device as the GPU reaches it.
+/// The GPU's access to a device.
 pub struct GpuAccess {
     gpu: Arc<Gpu>,
     device: Arc<dyn Device>,
     doorbells: RegisteredMemory,
     relay: Option<Arc<DoorbellRelay>>,
-    /// Controller memory as the GPU has it, while something lies there: the driver registers it once.
+    /// Registration of controller memory with the GPU, while something lies there: the driver registers it only once.
     controller_memory: Mutex<Weak<RegisteredMemory>>,
     tier: QueueTier,
     why: String,
@@ -100,7 +100,7 @@ impl GpuAccess {
             Some(Err(error)) => choose(request, Err(error), None)?.1,
             None => "as asked".to_owned(),
         };
-        // One more for a queue of the CPU beside the GPU's, where the controller has it.
+        // One more doorbell pair than the GPU's queues, for a queue of the CPU, if the controller has it.
         let relay = DoorbellRelay::start(Arc::clone(&device), queues.saturating_add(1))
             .or_else(|_| DoorbellRelay::start(device, queues))?;
         let device: Arc<dyn Device> = Arc::clone(&relay) as _;
@@ -145,8 +145,8 @@ impl GpuAccess {
         self.doorbells.translate(host)
     }
 
-    /// Returns `bytes` bytes that the controller writes while kernels wait for that: GPU memory where the tier
-    /// has it and no thread of this process has a part in the transfer (docs/adr/0008).
+    /// Returns `bytes` bytes that the controller writes while kernels wait for them: GPU memory if the tier has it and
+    /// no thread of this process takes part in the transfer (docs/adr/0008).
     ///
     /// # Errors
     /// As [`data`](Self::data).
@@ -157,8 +157,8 @@ impl GpuAccess {
         }
     }
 
-    /// Allocates GPU memory for the rings, where the tier places them there; `shape` is pairs, entries of each
-    /// and bytes of a page.
+    /// Allocates GPU memory for the rings, if the tier places them there; `shape` is the number of pairs, the entries
+    /// of each and the bytes of a page.
     ///
     /// # Errors
     /// As [`data`](Self::data).
@@ -191,7 +191,7 @@ impl GpuAccess {
         GpuData::in_controller(&self.device, bytes, |memory| self.registered(memory))
     }
 
-    /// Returns `bytes` bytes of data memory where the tier has it.
+    /// Returns `bytes` bytes of data memory where the tier places it.
     ///
     /// # Errors
     /// [`Error::Device`] and [`Error::System`] when there is none.
@@ -205,8 +205,7 @@ impl GpuAccess {
     }
 }
 
-/// Selects the tier, with the reason, from the features that work: the doorbells, and GPU memory where it was
-/// tried.
+/// Selects the tier, with the reason, from the features that work: the doorbells, and GPU memory if it was tried.
 fn choose(
     request: TierRequest,
     doorbells: Result<()>,
@@ -265,7 +264,7 @@ fn no_rings(device: &dyn Device) -> Error {
     )
 }
 
-/// Tries whether the controller can be given GPU memory.
+/// Tests whether the controller can access GPU memory.
 fn reaches_gpu_memory(gpu: &Arc<Gpu>, device: &Arc<dyn Device>) -> Result<()> {
     if gpu.writes_ordering()? == WriteOrder::None {
         return Err(Error::environment(

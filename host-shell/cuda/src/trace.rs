@@ -98,8 +98,8 @@ impl RecordedEvents {
     }
 }
 
-/// Returns the records that a ring of `size` still holds after `traced` were written to it, oldest first, and
-/// how many were replaced. `at` reads a place below `size`.
+/// Returns the records that a ring of `size` still holds after `traced` were written to it, oldest first, and the
+/// number of replaced ones. `at` reads the record at an index below `size`.
 fn newest(
     traced: u64,
     size: u32,
@@ -110,7 +110,7 @@ fn newest(
     ((lost..traced).map(move |number| at(place(number))), lost)
 }
 
-/// True if the record is of the kind of these events.
+/// True if the record has the kind of `of`.
 fn is_kind(record: &TracedEvent, of: TraceEvent) -> bool {
     record.event[0] >> 56 == of.to_words()[0] >> 56
 }
@@ -289,7 +289,7 @@ mod tests {
         let ends = reclaimed(&records, &in_flight);
         let end = record(TraceEvent::reclaimed(Qid(3), Cid(2)), 1, 5_500);
         assert_eq!(ends, [end], "one was not submitted here, and one has ended");
-        // Its wait had ended: it has ended, in flight or not.
+        // Once its wait has ended in a time-out, the command has ended for the trace, in flight or not.
         records.push(record(TraceEvent::expired(Qid(3), Cid(2), 5_000), 1, 5_000));
         assert_eq!(reclaimed(&records, &[]), [end]);
         records.push(end);

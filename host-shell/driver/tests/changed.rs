@@ -385,7 +385,7 @@ fn a_reset_that_finds_other_doorbells_ends_the_controller() {
     assert!(matches!(read, Err(Error::Gone { .. })), "{read:?}");
 }
 
-/// A change of another namespace than those in use concerns no handle.
+/// No event reports a format to the host that sent it; the driver makes its handles compare the facts.
 #[test]
 fn a_format_by_this_process_is_known_to_its_handles() {
     let (controller, mut namespace) = opened("drop");
@@ -397,7 +397,8 @@ fn a_format_by_this_process_is_known_to_its_handles() {
     assert!(said.contains("4096 -> 512"), "{said}");
 }
 
-/// Sends `command` in one of two ways and returns what a read by the handles of namespaces 1 and 2 reports afterwards.
+/// Sends `sqe`, by passthru or as an admin command, and returns the errors of reads by the handles of namespaces 1 and
+/// 2 afterwards.
 fn after_own(sqe: nvme_driver::core::spec::Sqe, by_passthru: bool) -> [Option<String>; 2] {
     let text = "sim:mem?size=16MiB&block=4096&ns=2&queues=8";
     let device = nvme_driver::open(text).unwrap();

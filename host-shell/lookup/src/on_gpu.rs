@@ -138,7 +138,7 @@ impl GpuNgramHash {
         };
         let out = KernelArgument::written("out", out, ids, 8);
         self.gpu().judge_list(stream, [out])?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch(self.rows, ids, &launch, stream) }
     }
 
@@ -174,7 +174,7 @@ impl GpuNgramHash {
                 KernelArgument::written("histories", tokens.histories, words, 8),
             ],
         )?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch(self.commit, sequences, &launch, stream) }
     }
 

@@ -279,7 +279,7 @@ impl SelectionKernels {
         if blocks == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe {
             self.module
                 .launch_in(stream, function, blocks as u32, BLOCK_THREADS, words)

@@ -1,7 +1,7 @@
-//! Calls that run on threads of the store, and their ends: what asynchronous interfaces are made of.
+//! Calls that run on threads of the store, and their ends: the base of asynchronous interfaces.
 //!
-//! Invariant: what a job owns, its buffers above all, lives until the job has ended, whether or not its end is
-//! waited for.
+//! Invariant: the objects that a job owns, its buffers above all, live until the job has ended, whether or not its end
+//! is waited for.
 
 use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;

@@ -11,7 +11,7 @@ use std::ops::Range;
 /// One read or write of [`Store::transfer_all`](super::Store::transfer_all).
 #[derive(Debug)]
 pub enum StoreTransfer<'a> {
-    /// Reads as many bytes from this place on.
+    /// Reads bytes from this offset into the slice.
     Read(u64, &'a mut [u8]),
     /// Writes these bytes from this place on.
     Write(u64, &'a [u8]),

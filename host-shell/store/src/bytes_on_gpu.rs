@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// Bytes of the rows as which a host thread moves ranges.
 const ROW_BYTES: u64 = 64 << 10;
-/// Bytes of the rows as which the GPU reads ranges of stripes: many warps take part in a short one.
+/// Length of the pieces in which the GPU reads ranges of stripes: short, so that many warps take part in a short range.
 const PIECE_BYTES: u64 = 4 << 10;
 
 impl Store {
@@ -24,7 +24,7 @@ impl Store {
         self.space.gpu().ok().map(HostRows::gpu)
     }
 
-    /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU: puts it into `stream`, a
+    /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU: enqueues the read in `stream`, a
     /// `CUstream`, and returns before it runs. Any offset, length and address.
     ///
     /// A row of the [`PendingRows`] is a part as which it was read: 4 KiB or a block of one drive, 64 KiB of a file.
@@ -42,21 +42,23 @@ impl Store {
         stream: u64,
     ) -> Result<PendingRows> {
         let range = ReadRange { offset, bytes, to };
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.read_ranges_on_gpu(&[range], stream) }
     }
 
-    /// As [`read_on_gpu`](Self::read_on_gpu), for many ranges: those of one drive share a launch, 96 of them at most, and
-    /// are read side by side. Operations in a stream follow one another: many reads by as many calls are slower.
+    /// Reads many ranges as [`read_on_gpu`](Self::read_on_gpu) reads one: ranges of one drive share a launch, 96 of
+    /// them at most, and are read side by side. Operations in a stream follow one another, so that many reads by many
+    /// calls are slower.
     ///
-    /// The parts of all ranges are counted through as rows of the [`PendingRows`]. Ranges whose places overlap leave
-    /// the bytes of any of them there.
+    /// The pieces of all ranges are numbered through as rows of the [`PendingRows`]. If the target memory of ranges
+    /// overlaps, it holds the bytes of any of them afterwards.
     ///
     /// # Safety
     /// As [`read_on_gpu`](Self::read_on_gpu), for each.
     ///
     /// # Errors
-    /// As [`read_on_gpu`](Self::read_on_gpu): nothing is under way then, and some ranges may have been read.
+    /// The errors of [`read_on_gpu`](Self::read_on_gpu): nothing is in progress then, and some ranges may have been
+    /// read.
     pub unsafe fn read_ranges_on_gpu(
         &self,
         ranges: &[ReadRange],
@@ -74,7 +76,7 @@ impl Store {
         }
         ReadRange::judge_all(ranges, gpu, stream)?;
         let read = |table: &Table, request: &RowRequest| {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             unsafe { table.gather_on_gpu(request, stream) }
         };
         let row_bytes = match &self.space.striped {
@@ -103,7 +105,7 @@ impl Store {
         Ok(self.lists()?.listed_piece_bytes())
     }
 
-    /// Reads ranges of bytes which a kernel before it in `stream`, a `CUstream`, lists in memory of the store's GPU: the
+    /// Reads ranges of bytes that an earlier kernel in `stream`, a `CUstream`, lists in memory of the store's GPU: the
     /// host does not know them. Returns before it runs; it can be captured.
     ///
     /// A row of the [`PendingRows`] is a piece of [`listed_piece_bytes`](Self::listed_piece_bytes); those of all ranges
@@ -135,7 +137,7 @@ impl Store {
                 format!("use {LIST_RANGES} ranges at most"),
             ));
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { rows.read_listed(list, stream) }
     }
 
@@ -173,7 +175,7 @@ impl Store {
         let gpu = self.space.gpu()?.gpu();
         gpu.judge_list(stream, [KernelArgument::read("data", from, bytes, 1)])?;
         let write = |table: &Table, request: &RowRequest| {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             unsafe { table.scatter_on_gpu(request, stream) }
         };
         self.in_rows((offset, bytes), ROW_BYTES, from, stream, write)

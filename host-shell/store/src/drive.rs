@@ -210,7 +210,7 @@ fn large_bytes(controller: &Controller, block: u32) -> u32 {
 }
 
 struct CommandState {
-    /// None once the call that sent it has ended.
+    /// `None` once the call that sent the command has ended.
     tag: Option<u32>,
     is_large: bool,
     command: LaneCommand,
@@ -333,7 +333,7 @@ impl DriveLane {
         self.poll(&mut |_, _| ())
     }
 
-    /// Notes that the controller is gone for all lanes.
+    /// Records for all lanes that the controller is gone.
     fn note(&self, error: Error) -> Error {
         if let Error::Gone { cause } = &error {
             lock(&self.gone).get_or_insert_with(|| cause.clone());

@@ -1,6 +1,6 @@
 //! Carries out the commands of one call, several in flight on several lanes.
 //!
-//! Invariant: every piece is handed to [`PieceHandler::done`] or to [`PieceHandler::failed`] once, unless the work
+//! Invariant: every piece is passed to [`PieceHandler::done`] or to [`PieceHandler::failed`] once, unless the work
 //! stops.
 
 use super::lane::{CallLanes, LaneCommand, LaneFailure, LaneOperation};
@@ -20,7 +20,7 @@ pub(crate) enum FailureReaction {
     Stop,
     /// Continue with the other pieces.
     GoOn,
-    /// Send it again in parts of this many bytes, to find out which of them fail.
+    /// Send the piece again in parts of this number of bytes, to find out which of them fail.
     Split(u32),
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn read(space: &StoreSpace, pieces: Vec<MemberPiece>, work: &mut dyn 
     run(space, LaneOperation::Read, pieces, work);
 }
 
-/// As [`read`], on one lane of each member: other threads do other parts of the same call.
+/// Reads as [`read`] does, on one lane of each member: other threads read other parts of the same call.
 pub(crate) fn read_beside_others(
     space: &StoreSpace,
     pieces: Vec<MemberPiece>,
@@ -293,8 +293,8 @@ impl CallRun<'_> {
         Vec::new()
     }
 
-    /// Handles a lane that failed as a whole: its commands end, and so do those of its member that
-    /// were not sent.
+    /// Handles a lane that failed as a whole: its commands fail, and so do the commands for its member that were not
+    /// sent.
     fn fail_member(&mut self, share: &mut MemberTasks<'_>, lane: usize, error: &Error) {
         share.lanes.lanes[lane].abandon();
         let mut tasks = self.flight.take_lane(share.member, lane);

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 pub(crate) struct StoreExtent {
     /// Its first byte, counted from the first byte of row 0, without the bytes between the ranges.
     pub first: u64,
-    /// Its first byte in the store.
+    /// First byte of the extent in the store.
     pub byte: u64,
     pub bytes: u64,
 }
@@ -23,18 +23,18 @@ impl StoreExtent {
         bytes: u64::MAX,
     };
 
-    /// Returns its bytes in the store.
+    /// Returns the range of the extent's bytes in the store.
     pub fn range(&self) -> Range<u64> {
         self.byte..self.byte + self.bytes
     }
 
-    /// Returns those of `range`, bytes of the table, that lie here: their place in the store.
+    /// Returns the part of `range`, bytes of the table, that lies in this extent, as a range of the store.
     pub fn in_store(&self, range: &Range<u64>) -> Range<u64> {
         let part = common(range, &(self.first..self.first + self.bytes));
         part.start - self.first + self.byte..part.end - self.first + self.byte
     }
 
-    /// Returns those of `range`, bytes of the store, that lie here: their place in the table.
+    /// Returns the part of `range`, bytes of the store, that lies in this extent, as a range of the table.
     pub fn in_table(&self, range: &Range<u64>) -> Range<u64> {
         let part = common(range, &self.range());
         match part.is_empty() {
@@ -165,7 +165,7 @@ fn extents_of(space: &StoreSpace, ranges: &[Range<u64>]) -> Result<Vec<StoreExte
         })?;
         space.check(range.start, bytes)?;
         let begin = first;
-        // No sum of ranges that overlap nowhere is larger than the store.
+        // The sum of ranges that do not overlap is at most the store's length, so an overflow means an overlap.
         first = first.checked_add(bytes).ok_or_else(overlap)?;
         if bytes == 0 {
             continue;

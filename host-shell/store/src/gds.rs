@@ -8,10 +8,9 @@ use nvme_cuda::{KernelArgument, is_of_cufile};
 use nvme_driver::error::{Error, Result};
 
 impl Store {
-    /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU by cuFile, and waits;
-    /// returns true if it did. False without [`gds`](super::StoreOptions::gds), and with `Auto` where cuFile
-    /// refuses: then [`read_on_gpu`](Self::read_on_gpu) reads it. Runs after the work that the default stream
-    /// had before.
+    /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU by cuFile, and waits; returns true
+    /// if it did. Returns false without [`gds`](super::StoreOptions::gds), and with `Auto` if cuFile refuses: then
+    /// [`read_on_gpu`](Self::read_on_gpu) reads it. Runs after the work that the default stream had before.
     ///
     /// # Safety
     /// The bytes at `to` are valid for writes, and nothing else uses them meanwhile.
@@ -20,7 +19,7 @@ impl Store {
     /// [`Error::Usage`] for a range past the end; [`Error::File`];
     /// [`Error::Environment`] where cuFile refuses and is required.
     pub unsafe fn read_by_cufile(&self, offset: u64, bytes: u64, to: u64) -> Result<bool> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.read_by_cufile_after(0, offset, bytes, to) }
     }
 
@@ -59,7 +58,7 @@ impl Store {
             };
         }
         gpu.finish(stream, self.patience(bytes))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         match unsafe { gds.file.read(offset, bytes, to) } {
             Ok(()) => Ok(true),
             Err(error) if !gds.is_required && is_of_cufile(&error) => {

@@ -8,8 +8,8 @@ use nvme_cuda::{BegunPoint, BegunRows, GatherIds, GatherTarget, PendingRows, Row
 use nvme_driver::error::{Error, Result};
 use nvme_driver::widen::RowConversion;
 
-/// A gather whose second half is to come. Dropped before that, it frees what it holds, and the program is not kept
-/// waiting.
+/// A gather whose second half is still to be called. If it is dropped before that, it frees its resources, and the
+/// program does not wait.
 #[must_use = "the rows come with the second half"]
 pub struct BegunGather {
     by: BegunBy,
@@ -17,9 +17,9 @@ pub struct BegunGather {
 
 /// Submission of the reads.
 enum BegunBy {
-    /// By the first half.
+    /// The first half has submitted the reads.
     Queues(BegunRows),
-    /// By the second half, as those of any gather.
+    /// The second half submits the reads, like those of any gather.
     Later {
         rows: LaterTable,
         ids: GatherIds,
@@ -30,8 +30,9 @@ enum BegunBy {
 
 impl Table {
     /// Begins a gather on a GPU: enqueues a launch in `stream`, a `CUstream` of the store's GPU (0 is the default one),
-    /// that submits the reads of the rows and leaves the GPU. [`BegunGather::finish`] waits for them and copies the rows.
-    /// In between no block of the gather is on the GPU: launches of the caller's have all of it while the drive works.
+    /// that submits the reads of the rows and leaves the GPU. [`BegunGather::finish`] waits for them and copies the
+    /// rows. In between no block of the gather is on the GPU, so that launches of the caller can use all of it while
+    /// the drive works.
     ///
     /// This is for few rows of one drive (768 rows of 256 bytes, by default), in units of 4 bytes, without a cache. The
     /// second half reads all other rows, and rows that are begun when other gathers hold all queues that may be
@@ -39,14 +40,14 @@ impl Table {
     /// store that had returned before its first half begins on the GPU; of later writes it may see any.
     ///
     /// # Safety
-    /// The ids are valid on the GPU, and stay as they are, until the second half has ended, and for as long as a graph that
+    /// The ids are valid on the GPU, and unchanged, until the second half has ended, and for as long as a graph that
     /// captured the halves may be launched.
     ///
     /// # Errors
     /// As [`gather_on_gpu`](Self::gather_on_gpu).
     pub unsafe fn begin_on_gpu(&self, ids: &GatherIds, stream: u64) -> Result<BegunGather> {
         if let Some(rows) = self.owned_rows()? {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             let begun =
                 unsafe { rows.begin(&self.of_namespace(), self.map(), self.failed, ids, stream) }?;
             if let Some(begun) = begun {
@@ -68,9 +69,9 @@ impl Table {
 }
 
 impl BegunGather {
-    /// Finishes the gather: enqueues in `stream`, a `CUstream` of the store's GPU, a launch that waits for the reads, copies
-    /// the rows to `target` and stores their status. It comes after the first half, whichever stream that is in. Returns
-    /// before it runs. Both halves may be captured in one graph.
+    /// Finishes the gather: enqueues in `stream`, a `CUstream` of the store's GPU, a launch that waits for the reads,
+    /// copies the rows to `target` and stores their status. The launch comes after the first half, whichever stream
+    /// that is in. Returns before it runs. Both halves may be captured in one graph.
     ///
     /// The deadline of a read counts from its submission. A recovery, or the end of the store, between the halves fails the
     /// rows: they are zero, with status [`RowStatus::Gone`](super::status::RowStatus::Gone).
@@ -80,12 +81,12 @@ impl BegunGather {
     /// that captured it may be launched.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a gather that was finished before, for rows that were begun and go to addresses that are no
-    /// multiples of 4, and where one half is captured in a graph and the other is not in the same capture;
-    /// [`Error::Gone`] for a store that was closed, where the second half is to submit the reads; as
-    /// [`gather_on_gpu`](Table::gather_on_gpu). The gather can be finished still, except for the first of these.
+    /// [`Error::Usage`] for a gather that was finished before, for rows that were begun and whose target addresses are
+    /// no multiples of 4, and if one half is captured in a graph and the other is not in the same capture;
+    /// [`Error::Gone`] for a store that was closed, if the second half would have to submit the reads; the errors of
+    /// [`gather_on_gpu`](Table::gather_on_gpu). The gather can still be finished, except for the first of these.
     pub unsafe fn finish(&mut self, target: &GatherTarget, stream: u64) -> Result<PendingRows> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.finish_by(target, None, stream) }
     }
 
@@ -102,7 +103,7 @@ impl BegunGather {
         widen: impl Into<RowConversion>,
         stream: u64,
     ) -> Result<PendingRows> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.finish_by(target, Some(widen.into()), stream) }
     }
 
@@ -115,7 +116,7 @@ impl BegunGather {
         stream: u64,
     ) -> Result<PendingRows> {
         match &mut self.by {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             BegunBy::Queues(begun) => unsafe { begun.finish(target, widen.as_ref(), stream) },
             BegunBy::Later { is_finished, .. } if *is_finished => Err(BegunPoint::finished_twice()),
             BegunBy::Later {
@@ -134,7 +135,7 @@ impl BegunGather {
                     out_stride: target.out_stride,
                     status: target.status,
                 };
-                // SAFETY: the caller's.
+                // SAFETY: the caller keeps the conditions under `# Safety`.
                 let pending = unsafe { table.gather_by(&request, widen, stream) };
                 // One that could be launched in part only is no gather that can be finished again.
                 *is_finished =
@@ -144,8 +145,8 @@ impl BegunGather {
         }
     }
 
-    /// Gives up the rows, as dropping it does. Returns the launch by which what it holds comes back; once it has ended
-    /// nothing uses the ids.
+    /// Drops the rows, as dropping the gather does. Returns the launch that frees the gather's resources; once it has
+    /// ended, nothing uses the ids.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.

@@ -11,8 +11,8 @@ impl Store {
     /// (docs/link-the-core.md): at most as many queue pairs as [`kernel_queues`](super::StoreOptions::kernel_queues)
     /// reserved, in all that exist at a time.
     ///
-    /// Writes of kernels are not ordered with calls of this store, and its row cache does not see them. The device stays
-    /// open until the queues are dropped, too.
+    /// Writes of kernels are not ordered with calls of this store, and its row cache does not see them. The device
+    /// stays open until the queues are dropped, too.
     ///
     /// # Errors
     /// [`Error::Usage`] for a file or a stripe, without a GPU, for a store that is for reading only, and for more queue

@@ -17,7 +17,7 @@ pub(crate) const LARGE_SLOTS: usize = 8;
 pub(crate) enum LaneOperation {
     Read,
     Write,
-    /// Durable when it is complete.
+    /// A write that is durable when it is complete.
     WriteFua,
     /// Everything written before becomes durable; moves no bytes.
     Flush,
@@ -29,7 +29,7 @@ impl LaneOperation {
     }
 }
 
-/// One command: `bytes` bytes from `offset` on of a member, both whole blocks of it.
+/// One command: `bytes` bytes of a member from `offset` on, both multiples of its block size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaneCommand {
     pub op: LaneOperation,
@@ -47,13 +47,13 @@ pub(crate) struct LaneFailure {
 /// Callback with the tag of each command that ended, and the bytes that it read.
 pub(crate) type Ended<'a> = &'a mut dyn FnMut(u32, std::result::Result<&[u8], LaneFailure>);
 
-/// A queue of one owner. A slot's memory belongs to its command from `submit` until the command has ended,
-/// however the call that sent it went.
+/// A queue of one owner. A slot's memory belongs to its command from `submit` until the command has ended, also if the
+/// call that sent it fails.
 pub(crate) trait StoreLane: Send {
     /// Called before the first command of each call.
     fn begin(&mut self) -> Result<()>;
 
-    /// Places a command, which `fill` gives its bytes if it writes; false while no slot is free.
+    /// Places a command; for a write, `fill` stores the bytes. Returns false while no slot is free.
     fn submit(
         &mut self,
         command: &LaneCommand,
@@ -76,8 +76,8 @@ pub(crate) trait StoreLane: Send {
     /// Waits a little after `spins` empty polls in a row. Nothing else is waited for.
     fn pause(&mut self, spins: u32);
 
-    /// Gives up the commands in flight: their ends are not reported, and the lane keeps their memory until they
-    /// have ended.
+    /// Abandons the commands in flight: their ends are not reported, and the lane keeps their memory until they have
+    /// ended.
     fn abandon(&mut self);
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct LanePool {
     returned: Condvar,
     /// Commands of a lane.
     depth: usize,
-    /// The most lanes of one call: others shall find some.
+    /// Largest number of lanes of one call, so that other calls find some.
     per_call: usize,
 }
 
@@ -107,7 +107,7 @@ impl LanePool {
         }
     }
 
-    /// Returns the most lanes of one call: others find some.
+    /// Returns the largest number of lanes of one call, so that other calls find some.
     pub fn per_call(&self) -> usize {
         self.per_call
     }

@@ -5,7 +5,7 @@
 //!
 //! - [`Store`]: a drive, a file, or several of them in stripes, as one range of bytes.
 //! - [`Table`]: rows of one size in a store; gather and scatter by ids.
-//! - [`status`]: how a row ended, as a number.
+//! - [`status`]: the outcome of a row, as a number.
 #![deny(missing_docs)]
 
 mod background;
@@ -123,8 +123,8 @@ impl Store {
     /// on one file see each other's writes.
     ///
     /// # Errors
-    /// [`Error::Usage`] for names and options that cannot be, and for a block device that is in use; else those
-    /// of [`open`](nvme_driver::open), of [`Controller::start`](nvme_driver::Controller::start), and of opening a file.
+    /// [`Error::Usage`] for invalid names and options, and for a block device that is in use; the errors of
+    /// [`open`](nvme_driver::open), of [`Controller::start`](nvme_driver::Controller::start), and of opening a file.
     pub fn open(device: &str, options: &StoreOptions) -> Result<Self> {
         options.check()?;
         if let Some(rest) = device.strip_prefix("stripe:") {
@@ -182,9 +182,10 @@ impl Store {
         Ok(Self { space })
     }
 
-    /// Joins several stores into one without stripes: a table may have tensors in the files of all of them. Each begins at
-    /// a multiple of one size, that of the longest rounded up to a power of two: [`member_offsets`](Self::member_offsets)
-    /// has them. There are no bytes between the end of a member and the next one.
+    /// Joins several stores into one without stripes: a table may have tensors in the files of all of them. Each begins
+    /// at a multiple of one size, the length of the longest rounded up to a power of two;
+    /// [`member_offsets`](Self::member_offsets) returns the offsets. There are no bytes between the end of a member and
+    /// the next one.
     ///
     /// # Errors
     /// [`Error::Usage`] for no members, and for members that have tables or are several themselves.
@@ -248,7 +249,7 @@ impl Store {
         self.len() == 0
     }
 
-    /// True for one regular file, whose length is that of its content. A drive is longer than its content.
+    /// True for one regular file, whose length is the length of its content. A drive is longer than its content.
     pub fn is_regular_file(&self) -> bool {
         matches!(&*self.space.members, [one] if one.is_regular_file)
     }
@@ -309,7 +310,7 @@ impl Store {
         self.space.write_mark()
     }
 
-    /// Controllers of the members, where this process drives them.
+    /// Returns the controllers of the members that this process drives.
     pub fn controllers(&self) -> impl Iterator<Item = &Arc<nvme_driver::Controller>> {
         let members = self.space.members.iter();
         members.filter_map(|member| member.controller.as_ref())
@@ -346,7 +347,7 @@ impl Store {
     /// outcomes in order. They are not ordered among each other: none may write bytes that another one reads or
     /// writes.
     ///
-    /// One that fails spares the others; its errors are those of [`read_at`](Self::read_at) and
+    /// If one fails, the others are executed nevertheless; its errors are those of [`read_at`](Self::read_at) and
     /// [`write_at`](Self::write_at).
     pub fn transfer_all(&self, transfers: &mut [StoreTransfer<'_>]) -> Vec<Result<()>> {
         batch::run(&self.space, transfers)
@@ -360,11 +361,11 @@ impl Store {
         transfer::flush(&self.space)
     }
 
-    /// Runs `job` on a thread of the store, up to 16 of them at once, and returns at once. Jobs begin in the order
-    /// of the calls; they end in any.
+    /// Runs `job` on a thread of the store, up to 16 of them at once, and returns at once. Jobs begin in the order of
+    /// the calls; they end in any order.
     ///
-    /// The job owns what it uses: give it the buffers, or what keeps them alive. A store that is dropped meanwhile
-    /// carries out what was started; its device is free when the last of it has ended.
+    /// The job owns the objects that it uses: move the buffers, or their keep-alive, into it. A store that is dropped
+    /// meanwhile executes the jobs that were started; its device is free when the last of them has ended.
     ///
     /// ```
     /// use nvme_store::{Store, StoreOptions};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// A device that a store lies on.
 pub(crate) struct StoreMember {
-    /// Present when a GPU gathers rows: its queues go first.
+    /// Present when a GPU gathers rows. Dropped first, so that the GPU's queues end before the others.
     #[cfg(feature = "cuda")]
     pub rows: Option<std::sync::Arc<nvme_cuda::GpuRows>>,
     /// Present when the store was opened with a GPU: for rows that the GPU does not move itself.
@@ -18,14 +18,14 @@ pub(crate) struct StoreMember {
     /// Parts of queues for kernels, present for a drive of a store with a GPU.
     #[cfg(feature = "cuda")]
     pub kernels: Option<super::with_gpu::ForKernels>,
-    /// Present for a file that cuFile takes.
+    /// Present for a file that cuFile reads.
     #[cfg(feature = "cuda")]
     pub gds: Option<super::with_gpu::ByCuFile>,
     // The queues go before their controller is shut down.
     pub pool: LanePool,
     /// Present for a controller that this process drives.
     pub controller: Option<Arc<Controller>>,
-    /// Present for a file: others may write it, too.
+    /// Present for a file: other programs may write it, too.
     pub changes: Option<super::file::FileChanges>,
     /// Size in bytes.
     pub len: u64,
@@ -37,9 +37,9 @@ pub(crate) struct StoreMember {
     pub read_bytes: u32,
     /// The most bytes of one command.
     pub most_bytes: u32,
-    /// Commands do not cross multiples of this; 0 for none.
+    /// Commands do not cross multiples of this number of bytes; 0 if there is no boundary.
     pub boundary_bytes: u64,
-    /// Reason why it cannot be written, and the remedy.
+    /// Reason why the member cannot be written, and the remedy.
     pub read_only: Option<(String, &'static str)>,
     pub path: DataPath,
     /// Deadline of a command.

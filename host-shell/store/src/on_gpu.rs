@@ -1,6 +1,6 @@
-//! Gathers and scatters of rows between a store and GPU memory, on the caller's stream. The GPU submits the
-//! commands itself where its kernels reach the queues; otherwise a host thread moves the rows when the stream comes
-//! to them.
+//! Gathers and scatters of rows between a store and GPU memory, on the caller's stream. The GPU submits the commands
+//! itself if its kernels reach the queues; otherwise a host thread moves the rows when the stream reaches the
+//! operation.
 // UNSAFETY: requests hold addresses of GPU memory, for which the caller vouches.
 #![allow(unsafe_code)]
 
@@ -86,18 +86,18 @@ impl Table {
     /// objects alive that such a graph needs.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a store without a GPU; [`Error::Environment`] with the driver's answer, and with
-    /// too many operations under way or captured. No work is under way then: work that was launched before the
-    /// error has been waited for, a minute at most. [`Error::Unfinished`] alone means that it has not ended,
-    /// and that the memory must stay valid.
+    /// [`Error::Usage`] for a store without a GPU; [`Error::Environment`] with the driver's answer, and with too many
+    /// operations in progress or captured. No work is in progress then: work that was launched before the error has
+    /// been waited for, a minute at most. [`Error::Unfinished`] alone means that it has not ended, and that the memory
+    /// must stay valid.
     pub unsafe fn gather_on_gpu(&self, request: &RowRequest, stream: u64) -> Result<PendingRows> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.gather_by(request, None, stream) }
     }
 
-    /// As [`gather_on_gpu`](Self::gather_on_gpu), with converted elements: rows of [`RowConversion::row_bytes`]
-    /// bytes go to `out` of the request. `widen` is a [`RowWidening`](super::RowWidening), or one with scales. A cache keeps
-    /// the rows as they are stored.
+    /// Gathers as [`gather_on_gpu`](Self::gather_on_gpu) does, with converted elements: rows of
+    /// [`RowConversion::row_bytes`] bytes are stored at `out` of the request. `widen` is a
+    /// [`RowWidening`](super::RowWidening), or one with scales. A cache keeps the rows as they are stored.
     ///
     /// # Safety
     /// As [`gather_on_gpu`](Self::gather_on_gpu), with the wide rows; scales stay as long as ids.
@@ -112,7 +112,7 @@ impl Table {
         widen: impl Into<RowConversion>,
         stream: u64,
     ) -> Result<PendingRows> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.gather_by(request, Some(widen.into()), stream) }
     }
 
@@ -132,11 +132,11 @@ impl Table {
         };
         match self.by()? {
             RowMover::Gpu(rows) => {
-                // SAFETY: the caller's.
+                // SAFETY: the caller keeps the conditions under `# Safety`.
                 unsafe { rows.gather(&self.of_namespace(), request, ways, stream) }
             }
             RowMover::Striped(rows) => {
-                // SAFETY: the caller's.
+                // SAFETY: the caller keeps the conditions under `# Safety`.
                 unsafe { rows.gather(&self.of_namespace(), request, ways, stream) }
             }
             RowMover::Host => {
@@ -156,7 +156,7 @@ impl Table {
                     report.map(drop)
                 });
                 let read = RowDirection::Read;
-                // SAFETY: the caller's.
+                // SAFETY: the caller keeps the conditions under `# Safety`.
                 unsafe { host.start(row_bytes, request, read, gather, stream) }
             }
         }
@@ -166,8 +166,8 @@ impl Table {
     /// [`gather_on_gpu`](Self::gather_on_gpu) copies recently gathered rows from there. Clones of
     /// it share the cache.
     ///
-    /// A write through the store makes all of it stale, so that no gather gives an old row. It is of use where rows
-    /// are read many times between two writes.
+    /// A write through the store makes all of the cache stale, so that no gather returns an old row. The cache is of
+    /// use if rows are read many times between two writes.
     ///
     /// # Errors
     /// [`Error::Usage`] where the GPU does not submit the reads itself, for a table in several ranges, and for too few bytes;
@@ -194,18 +194,19 @@ impl Table {
         }
     }
 
-    /// Puts a kernel of your own into `stream`, a `CUstream` of the store's GPU, whose warps use the rows of this table
-    /// while they read them, by `nvme_gpu_kernel::RangeStream`: `argument` makes what the kernel takes of the words of
-    /// its rows, in its blocks of 256 threads. There is a warp for each of `parts` parts of the work, as far as they
-    /// fit. Rows of any length. What the kernel counts as failed are the failed rows of the [`PendingRows`].
+    /// Enqueues a kernel of your own in `stream`, a `CUstream` of the store's GPU, whose warps use the rows of this
+    /// table while they read them, by `nvme_gpu_kernel::RangeStream`. `argument` makes the kernel's argument from the
+    /// launch of its rows; its blocks have 256 threads. There is a warp for each of `parts` parts of the work, as far
+    /// as they fit. Rows may have any length. The rows that the kernel counts as failed are the failed rows of the
+    /// [`PendingRows`].
     ///
     /// # Safety
-    /// `function` is of `module` and takes one `T`; as [`gather_on_gpu`](Self::gather_on_gpu) for the addresses in it.
-    /// The module stays loaded for as long as they stay valid.
+    /// `function` belongs to `module` and takes one `T`; the conditions of [`gather_on_gpu`](Self::gather_on_gpu) hold
+    /// for the addresses in it. The module stays loaded for as long as they stay valid.
     ///
     /// # Errors
-    /// [`Error::Usage`] where the GPU does not submit the reads itself, for 2^32 rows and more, and for rows of 4 GiB
-    /// and more; [`Error::Environment`] with the driver's answer; those of `argument`.
+    /// [`Error::Usage`] if the GPU does not submit the reads itself, for 2^32 rows and more, and for rows of 4 GiB and
+    /// more; [`Error::Environment`] with the driver's answer; the errors of `argument`.
     pub unsafe fn stream_on_gpu<T: Copy>(
         &self,
         kernel: (&Module, KernelFunction),
@@ -213,12 +214,12 @@ impl Table {
         argument: impl FnOnce(nvme_gpu_kernel::rows::GatherLaunch) -> Result<T>,
         stream: u64,
     ) -> Result<PendingRows> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.stream_by(kernel, (parts, None), argument, stream) }
     }
 
-    /// As [`stream_on_gpu`](Self::stream_on_gpu), with a grid of `blocks`. Only some of them read; the others
-    /// end by `nvme_gpu_kernel::leave_block`. The kernel counts failures among `parts` parts.
+    /// Launches as [`stream_on_gpu`](Self::stream_on_gpu) does, with a grid of `blocks`. Only some of them read; the
+    /// others end by `nvme_gpu_kernel::leave_block`. The kernel counts failures among `parts` parts.
     ///
     /// # Safety
     /// As [`stream_on_gpu`](Self::stream_on_gpu).
@@ -232,7 +233,7 @@ impl Table {
         argument: impl FnOnce(nvme_gpu_kernel::rows::GatherLaunch) -> Result<T>,
         stream: u64,
     ) -> Result<PendingRows> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.stream_by(kernel, (parts, Some(blocks)), argument, stream) }
     }
 
@@ -262,7 +263,7 @@ impl Table {
             && let Some(rows) = member.rows.as_ref().filter(|rows| rows.streams())
         {
             let table = self.of_namespace();
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             return unsafe { rows.stream(&table, kernel, parts, argument, stream) };
         }
         Err(Error::usage(
@@ -271,18 +272,18 @@ impl Table {
         ))
     }
 
-    /// Puts a kernel of your own into `stream`, a `CUstream` of the store's GPU, whose warps choose rows of this table and
-    /// read them, by `nvme_gpu_kernel::WarpReads`: `argument` makes what the kernel takes of the words of its rows, in
-    /// its blocks of 256 threads. There are `count` pieces of work, one warp's each; one that the kernel counts as
-    /// failed is one of the [`PendingRows`]'s rows. The kernel has the first `lanes` lanes of a warp read at a time: 32
-    /// where rows touch 4 KiB of blocks at most, fewer of larger ones.
+    /// Enqueues a kernel of your own in `stream`, a `CUstream` of the store's GPU, whose warps choose rows of this
+    /// table and read them, by `nvme_gpu_kernel::WarpReads`. `argument` makes the kernel's argument from the launch of
+    /// its rows; its blocks have 256 threads. There are `count` work items, one warp's each; an item that the kernel
+    /// counts as failed is a failed row of the [`PendingRows`]. The first `lanes` lanes of a warp read at a time: 32 if
+    /// rows touch 4 KiB of blocks at most, fewer if they are larger.
     ///
     /// # Safety
     /// As [`stream_on_gpu`](Self::stream_on_gpu); no other lanes than the first `lanes` ask for rows.
     ///
     /// # Errors
-    /// [`Error::Usage`] where the GPU does not submit the reads itself, for rows that 128 KiB do not hold for as many
-    /// lanes, and for 2^32 rows or pieces of work and more; [`Error::Environment`] with the driver's answer.
+    /// [`Error::Usage`] if the GPU does not submit the reads itself, for rows that 128 KiB do not hold for so many
+    /// lanes, and for 2^32 rows or work items and more; [`Error::Environment`] with the driver's answer.
     pub unsafe fn read_by_warps<T: Copy>(
         &self,
         (count, lanes): (u64, u32),
@@ -305,7 +306,7 @@ impl Table {
         if let [member] = &self.space.members[..]
             && let Some(rows) = &member.rows
         {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             return unsafe { rows.read_by_warps(&table, (count, lanes), kernel, argument, stream) };
         }
         Err(Error::usage(
@@ -332,16 +333,16 @@ impl Table {
         )
     }
 
-    /// Writes rows that lie in GPU memory, at `out` of the request: puts it into `stream` as
-    /// [`gather_on_gpu`](Self::gather_on_gpu) does. Of rows with the same id the last one is written.
+    /// Writes rows that lie in GPU memory, at `out` of the request: enqueues the scatter in `stream` as
+    /// [`gather_on_gpu`](Self::gather_on_gpu) does. If several rows have one id, the last one is written.
     ///
-    /// The GPU submits the writes itself where offset and length of the rows are multiples of a block of one drive, and
+    /// The GPU submits the writes itself if offset and length of the rows are multiples of a block of one drive, and
     /// rows fit into slots (docs/adr/0014); a host thread sends all others. Operations that come after it in the stream
-    /// see what it wrote.
+    /// see the rows that it wrote.
     ///
-    /// The GPU takes no lock: two writers of one row have to be ordered by the program, by a stream or by waiting. A
-    /// call of the host at the same time that writes, or adds to, a part of such a row may put the rest of the row back
-    /// to what it was. A row whose write timed out may still be written until the controller was recovered, which
+    /// The GPU takes no lock: the program has to order two writers of one row, by a stream or by waiting. If a call of
+    /// the host writes, or adds to, a part of such a row at the same time, it may restore the old bytes of the other
+    /// parts of the row. A row whose write timed out may still be written until the controller was recovered, which
     /// begins at once: scatters on the GPU fail until then.
     ///
     /// # Safety
@@ -355,13 +356,13 @@ impl Table {
         if let RowMover::Gpu(rows) = self.by()?
             && rows.writes(&table, request)
         {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             return unsafe { rows.scatter(&table, request, stream) };
         }
         let scatter = self.by_host(|table, ids, data, status| {
             table.scatter_others(ids, data, Some(status)).map(drop)
         });
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.write_on_gpu(request, scatter, stream) }
     }
 
@@ -383,7 +384,7 @@ impl Table {
         let add = self.by_host(move |table, ids, data, status| {
             table.add_others(ids, data, element, Some(status)).map(drop)
         });
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.write_on_gpu(request, add, stream) }
     }
 
@@ -397,7 +398,7 @@ impl Table {
     ) -> Result<PendingRows> {
         self.check_changeable()?;
         let host = self.space.gpu()?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { host.start(self.row_bytes(), request, RowDirection::Write, rows, stream) }
     }
 
@@ -418,7 +419,7 @@ impl Table {
         Ok(RowMover::Host)
     }
 
-    /// Returns the queues that blocks own, where the GPU reads this table's rows of one drive and keeps none of them.
+    /// Returns the queues that blocks own, if the GPU reads this table's rows of one drive without a cache.
     pub(super) fn owned_rows(&self) -> Result<Option<&GpuRows>> {
         Ok(match self.by()? {
             RowMover::Gpu(rows) if self.cache.is_none() => Some(rows),
@@ -449,7 +450,7 @@ impl Table {
         Box::new(move |ids, data, status| {
             let ran = later.table().and_then(|table| {
                 let ran = run(&table, RowIds::I64(ids), data, status);
-                // The last owner of a store ends it, with calls into the driver, which this thread may not make.
+                // The last owner of a store closes it with calls into the driver, which this thread may not make.
                 if let Some(space) = Arc::into_inner(table.space) {
                     std::thread::spawn(move || drop(space));
                 }

@@ -44,9 +44,9 @@ pub enum GdsUse {
     /// It is not loaded.
     #[default]
     Off,
-    /// It is used where it accepts the file; otherwise host threads read it.
+    /// cuFile is used if it accepts the file; otherwise host threads read it.
     Auto,
-    /// It does, or the file is not opened.
+    /// cuFile reads the file, or opening the store fails.
     Require,
 }
 
@@ -56,7 +56,7 @@ pub enum GdsUse {
 pub struct GpuOptions {
     /// Number of the GPU in the driver's order.
     pub index: u32,
-    /// Queues and slots that it gets, besides those of the CPU.
+    /// Queues and slots of the GPU, besides those of the CPU.
     pub rows: nvme_cuda::RowsOptions,
 }
 
@@ -64,10 +64,10 @@ pub struct GpuOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileIo {
-    /// By `io_uring` where the system allows it, else by `pread` and `pwrite`.
+    /// `io_uring` if the system allows it, else `pread` and `pwrite`.
     #[default]
     Auto,
-    /// By `io_uring`, or not at all.
+    /// Only `io_uring`; opening fails without it.
     Uring,
     /// By `pread` and `pwrite`.
     Pread,
@@ -149,7 +149,7 @@ impl StoreOptions {
 /// Path of the data between a store and memory, with the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct DataPath {
-    /// The device as it was named.
+    /// Name of the device, as the user wrote it.
     pub device: String,
     /// Memory in which the device places the data: `host` or `gpu`.
     pub data: &'static str,
@@ -176,9 +176,10 @@ pub struct StoreStats {
     pub shared_gathers: u64,
     /// Gathers of one drive's rows, launched or captured, whose reads a first half submits.
     pub begun_gathers: u64,
-    /// Rows of those that the second half read: other gathers held the queues when they were begun.
+    /// Number of rows of gathers in halves that the second half read, because other gathers held the queues when the
+    /// gather was begun.
     pub late_rows: u64,
-    /// Rows that gathers left without data and scatters did not write, by the CPU and by a GPU, each run of a graph included.
-    /// Of bytes that a GPU moves, they are parts of 64 KiB.
+    /// Number of rows that gathers left without data and scatters did not write, by the CPU and by a GPU, each run of a
+    /// graph included. When a GPU moves bytes, each part of 64 KiB counts as a row.
     pub failed_rows: u64,
 }

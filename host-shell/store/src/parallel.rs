@@ -13,7 +13,8 @@ use std::thread::{Builder, available_parallelism, scope};
 const ROWS_OF_THREAD: usize = 512;
 /// Bytes of rows for which one more thread pays, however few rows they are.
 const BYTES_OF_THREAD: u64 = 2 << 20;
-/// Shares of a thread: one that finds its rows in memory takes more of them than one that waits for the medium.
+/// Number of shares for each thread: a thread that finds its rows in memory takes more shares than one that waits for
+/// the medium.
 const SHARES_OF_THREAD: usize = 4;
 
 /// Rows that one thread gathers with one call.
@@ -63,7 +64,7 @@ pub(super) fn gather<R: Send>(
     };
     scope(|scope| {
         for _ in 1..threads {
-            // Without a thread the others do its share.
+            // If a thread cannot be started, the others take its shares.
             let thread = Builder::new().name("gather".to_owned());
             if thread.spawn_scoped(scope, work).is_err() {
                 break;

@@ -23,7 +23,7 @@ pub(crate) struct LockedRanges<'a> {
 }
 
 impl RangeLocks {
-    /// Waits until none of `ranges` overlaps one that is held, then holds them. They do not overlap each other.
+    /// Waits until none of `ranges` overlaps one that is held, then holds them. `ranges` do not overlap each other.
     pub fn hold(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> LockedRanges<'_> {
         let ranges: Vec<Range<u64>> = ranges.into_iter().collect();
         let mut held = lock(&self.held);

@@ -4,8 +4,8 @@ use super::Store;
 use nvme_driver::error::{Error, Result};
 
 impl Store {
-    /// Checks that `bytes` bytes from `offset` on lie in the store: before the first of them is written. `what` names
-    /// them, with an article.
+    /// Checks that `bytes` bytes from `offset` on lie in the store, before the first of them is written. `what` names
+    /// the bytes in the error, with an article.
     ///
     /// # Errors
     /// [`Error::Usage`] if they do not.

@@ -46,14 +46,14 @@ enum RowChange {
 impl Table {
     /// Writes place `i` of `src` to row `ids[i]`, for every `i`. Bytes beside the rows do not change.
     ///
-    /// Each row has a status as in [`gather`](Self::gather). All ids are judged first: with one that is negative or too
-    /// large nothing is sent, and the other rows have the status [`RowStatus::NotRun`]. A row that failed later may
-    /// have been written in part. Rows of one call are not written in the order of `ids`; a scatter or write that begins after this returned
-    /// comes after it.
+    /// Each row has a status as in [`gather`](Self::gather). All ids are checked first: if one is negative or too
+    /// large, nothing is sent, and the other rows have the status [`RowStatus::NotRun`]. A row that failed later may
+    /// have been written in part. Rows of one call are not written in the order of `ids`; a scatter or write that
+    /// begins after this call has returned comes after it.
     ///
     /// # Errors
-    /// [`Error::Usage`] for lengths that do not fit, for a store that is for reading only, and for an id that
-    /// comes twice with [`DuplicateIds::Error`]; nothing is written then.
+    /// [`Error::Usage`] for lengths that do not fit, for a store that is for reading only, and for a repeated id with
+    /// [`DuplicateIds::Error`]; nothing is written then.
     pub fn scatter(
         &self,
         ids: RowIds<'_>,

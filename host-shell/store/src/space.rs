@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The members of a store as one range of bytes.
 pub(crate) struct StoreSpace {
-    /// Present when a GPU gathers rows of all members: it names their queues, and goes first.
+    /// Present when a GPU gathers rows of all members: it refers to their queues, and is dropped before them.
     #[cfg(feature = "cuda")]
     pub striped: Option<nvme_cuda::StripedRows>,
     pub members: Vec<StoreMember>,
@@ -80,7 +80,7 @@ impl StoreSpace {
     }
 
     /// # Errors
-    /// Without memory of the GPU.
+    /// Makes a store of several members without GPU memory.
     fn of_several(members: Vec<StoreMember>, stripe_bytes: u64, len: u64) -> Result<Self> {
         #[cfg(feature = "cuda")]
         let striped = {

@@ -27,7 +27,7 @@ pub struct FailedRow {
     pub row: usize,
     /// Its id.
     pub id: i64,
-    /// Its status: [`status::describe`] has the words.
+    /// Status of the row: [`status::describe`] returns it in words.
     pub status: i32,
     /// Error of the command that failed, if one did.
     pub error: Option<Error>,
@@ -41,14 +41,14 @@ pub struct RowReport {
     pub rows: usize,
     /// Rows whose status is not 0.
     pub failed: usize,
-    /// The first of them in the request.
+    /// The failed row that comes first in the request.
     pub first: Option<FailedRow>,
     /// Error number of the first command of a file that failed.
     pub errno: Option<i32>,
 }
 
 impl RowReport {
-    /// Adds the report of the rows from `begin` on, which follow those of this one.
+    /// Adds the report of the rows from `begin` on, which follow the rows of this report.
     fn add(&mut self, begin: usize, next: Self) {
         self.rows += next.rows;
         self.failed += next.failed;
@@ -227,8 +227,8 @@ impl Table {
         }
     }
 
-    /// Returns this table with `failed` in the place of rows that gathers cannot read, by the CPU and by a GPU. Their status
-    /// stays what it is.
+    /// Returns this table with `failed` as the content of rows that gathers cannot read, by the CPU and by a GPU. The
+    /// status of such a row does not change.
     #[must_use]
     pub fn with_failed_rows(mut self, failed: FailedContent) -> Self {
         self.failed = failed;
@@ -255,10 +255,11 @@ impl Table {
 
     /// Copies row `ids[i]` to place `i` of `out`, for every `i`. Blocks that rows share are read once.
     ///
-    /// Each row has a status, which goes to `status` where that is given: 0, or why it was not read
-    /// ([`status::describe`]). A row that was not read is zero in `out`, or what [`with_failed_rows`](Self::with_failed_rows)
-    /// says: an id that is negative or too large, or a row that needed a command that failed. The other rows are right, and
-    /// [`StoreStats::failed_rows`](super::StoreStats::failed_rows) counts those that are not. Ids may repeat.
+    /// Each row has a status, which is stored to `status` if that is given: 0, or the reason why it was not read
+    /// ([`status::describe`]). A row that was not read is zero in `out`, or has the content that
+    /// [`with_failed_rows`](Self::with_failed_rows) chose: a row with an id that is negative or too large, or a row
+    /// that needed a command that failed. All other rows are correct;
+    /// [`StoreStats::failed_rows`](super::StoreStats::failed_rows) counts the failed ones. Ids may repeat.
     ///
     /// # Errors
     /// [`Error::Usage`] when `out` or `status` have another length than `ids` asks for; nothing is read then.
@@ -431,7 +432,7 @@ impl Table {
     }
 }
 
-/// Blocks that are read for some rows, which lie in them.
+/// Blocks that are read, and the rows that lie in them.
 struct RowRead {
     blocks: Range<u64>,
     /// Range of the sorted rows.
@@ -443,7 +444,7 @@ struct RowRead {
 /// The status of each row, and the first failure.
 pub(super) struct RowOutcome {
     pub status: Vec<i32>,
-    /// The first errors, each with the status that stands for it.
+    /// The first errors, each with the status that it caused.
     errors: Vec<(i32, Error)>,
     errno: Option<i32>,
 }
@@ -519,7 +520,7 @@ struct TableGather<'a> {
     table: &'a Table,
     order: &'a [(u64, usize)],
     reads: &'a [RowRead],
-    /// Bytes of each row that have not come: a row is right when all of them have.
+    /// Number of missing bytes of each row: a row is complete when all of them were read.
     left: Vec<u64>,
     out: &'a mut [u8],
     outcome: RowOutcome,

@@ -1,11 +1,11 @@
-//! What the tests of stores share: files, stores of every kind, bytes that say where they belong.
+//! Helpers of the stores' tests: files, stores of every kind, and bytes that encode their offset.
 
 use super::{FileIo, Store, StoreOptions};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// A file of its own, removed at the end.
+/// A file with a unique name, removed at the end.
 pub struct TestFile(PathBuf);
 
 impl TestFile {
@@ -48,7 +48,7 @@ pub fn options() -> StoreOptions {
     }
 }
 
-/// Whether this machine lets a process use `io_uring`; a test without it says so.
+/// Returns whether this machine lets a process use `io_uring`; a test that is skipped prints it.
 pub fn has_uring() -> bool {
     let file = TestFile::new(4096);
     let options = StoreOptions {
@@ -78,7 +78,7 @@ pub fn of_sim(more: &str) -> Store {
     Store::open(&format!("sim:mem?{more}"), &options()).unwrap()
 }
 
-/// Stores of every kind of a little more than 1 MiB, each with its name; files are kept beside them.
+/// Returns stores of every kind of a little more than 1 MiB, each with its name; files are kept beside them.
 #[cfg(feature = "sim")]
 pub fn every_kind() -> Vec<(&'static str, Store, Option<TestFile>)> {
     let mut all = vec![
@@ -105,7 +105,7 @@ pub fn every_kind() -> Vec<(&'static str, Store, Option<TestFile>)> {
     all
 }
 
-/// Bytes that say where they lie, and `seed`.
+/// Fills `data` with bytes that depend on their offset and on `seed`.
 #[cfg(feature = "sim")]
 pub fn pattern(offset: u64, seed: u64, data: &mut [u8]) {
     for (at, byte) in (offset..).zip(data) {

@@ -1,4 +1,4 @@
-//! Tests of stores of every kind: ranges, threads, what a read may see.
+//! Tests of stores of every kind: ranges, threads, and the writes that a read may see.
 
 mod recovery;
 mod stripe;
@@ -19,7 +19,7 @@ fn usage<T: std::fmt::Debug>(result: Result<T>) -> String {
     error.to_string()
 }
 
-/// Any thread may use them, several at once.
+/// Stores and tables can be used by several threads at once.
 #[test]
 fn stores_and_tables_are_shared_by_threads() {
     fn is_shared<T: Send + Sync + 'static>() {}
@@ -74,7 +74,7 @@ fn ranges_past_the_end_are_refused_before_anything_is_sent() {
             usage(store.write_at_fua(offset, &data));
         }
         assert_eq!(store.stats(), before, "{name}");
-        // The end itself is a place for nothing.
+        // The end of the store is a valid offset for no bytes.
         store.read_at(len, &mut []).unwrap();
         store.write_at(len, &[]).unwrap();
         store.write_at(len - 1, &[7]).unwrap();
@@ -145,7 +145,7 @@ fn threads_that_write_neighbouring_bytes_of_a_block_all_land() {
 #[test]
 fn a_read_sees_every_write_that_returned_before_it_began() {
     for (name, store, _file) in every_kind() {
-        // The writer says what it has finished; a reader sees that or something later.
+        // The writer publishes the number of its last finished round; a reader sees that round or a later one.
         let finished = AtomicU64::new(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -160,7 +160,8 @@ fn a_read_sees_every_write_that_returned_before_it_began() {
                         let before = finished.load(Ordering::SeqCst);
                         let mut low = [0; 1];
                         store.read_at(1021, &mut low).unwrap();
-                        // One byte lies in one block: rounds below 256 fit.
+                        // One byte lies in one block, so that it holds the number of one round; rounds below 256 fit
+                        // into it.
                         assert!(u64::from(low[0]) >= before, "{name}: {} {before}", low[0]);
                     }
                 });
@@ -263,7 +264,7 @@ fn a_store_for_reading_only_is_not_written() {
     }
 }
 
-/// A simulated drive that says that a disk in use may be behind it, as VFIO does.
+/// A simulated drive that reports that a disk in use may be behind it, as VFIO does.
 struct Guarded(Arc<dyn Device>);
 
 impl Device for Guarded {
@@ -352,7 +353,7 @@ fn a_forced_write_that_fails_says_so() {
     assert!(text.contains("Write (FUA) of LBA 0"), "{text}");
 }
 
-/// One store drives a drive: a second one of the same image is refused, and has not disturbed the first.
+/// Only one store drives a drive: a second store on the same image is refused, and does not disturb the first.
 #[test]
 fn a_second_store_on_an_image_is_refused() {
     let file = TestFile::new(1 << 20);
@@ -456,7 +457,7 @@ fn errors_of_members_are_named() {
     }
 }
 
-/// Members of several block sizes: the stripe has to fit each of them, whichever comes first.
+/// Members have several block sizes: the stripe has to fit each of them, in any order.
 #[test]
 fn a_stripe_is_checked_against_every_member() {
     let small = || of_sim("size=1MiB&block=512");
@@ -477,7 +478,7 @@ fn a_stripe_is_checked_against_every_member() {
     assert_eq!(both.block_bytes(), 4096);
 }
 
-/// Who reads ahead, and a GPU that keeps rows, learn of each write when it has ended, and of no read.
+/// Code that reads ahead, and a GPU that keeps rows, learn of each write when it has ended, and of no read.
 #[test]
 fn every_write_makes_another_mark() {
     for (name, store, _file) in every_kind() {

@@ -19,7 +19,7 @@ use std::time::Duration;
 pub(crate) struct ForKernels {
     pub access: Arc<GpuAccess>,
     pub info: NamespaceInfo,
-    /// Queue pairs that were kept for them.
+    /// Queue pairs that were kept for kernels of the caller.
     pub reserve: Arc<QueueReserve>,
     pub timeout: Duration,
 }
@@ -27,7 +27,7 @@ pub(crate) struct ForKernels {
 /// A file that cuFile reads for the GPU.
 pub(crate) struct ByCuFile {
     pub file: GdsFile,
-    /// Nothing else may read it in its place.
+    /// True if nothing else may read the file in place of cuFile.
     pub is_required: bool,
     /// Error of the first read that cuFile refused, so that host threads carried it out.
     refused: Mutex<Option<String>>,
@@ -58,11 +58,11 @@ impl ByCuFile {
     }
 }
 
-/// A drive as the GPU of a store reaches it.
+/// The access of a store's GPU to a drive.
 #[derive(Default)]
 pub(super) struct GpuDrive {
     gpu: Option<Arc<Gpu>>,
-    /// The way of its kernels to the queues.
+    /// Access of the GPU's kernels to the queues.
     pub access: Option<Arc<GpuAccess>>,
     /// Reason why its kernels have no queues, where a host thread moves all rows for the GPU.
     why: Option<String>,
@@ -76,7 +76,7 @@ impl GpuDrive {
 }
 
 /// # Errors
-/// [`Error::Usage`] where cuFile is required: it reads files.
+/// [`Error::Usage`] if cuFile is required, since cuFile reads only files.
 pub(super) fn check_drive(options: &StoreOptions) -> Result<()> {
     match options.gds {
         GdsUse::Require => Err(Error::usage(
@@ -87,7 +87,7 @@ pub(super) fn check_drive(options: &StoreOptions) -> Result<()> {
     }
 }
 
-/// Returns the file at `path` as cuFile has it, and what carries its data then.
+/// Returns the file at `path` for cuFile, and the data path that it then has.
 ///
 /// # Errors
 /// cuFile's reason for not accepting the file, if the user requires cuFile.
@@ -118,12 +118,11 @@ pub(super) fn by_cufile(
     }
 }
 
-/// Returns the device as the GPU of `options` reaches it, when there is one. Where the driver registers no
-/// memory of the host, kernels reach no queues, and a host thread moves rows: unless a tier or queues for
-/// kernels are asked for.
+/// Returns the access of the GPU of `options` to the device, if there is a GPU. If the driver registers no host memory,
+/// kernels reach no queues, and a host thread moves rows, unless the options ask for a tier or for queues for kernels.
 ///
 /// # Errors
-/// Those of [`GpuAccess::find`], and for a GPU that can be given no memory of the host.
+/// The errors of [`GpuAccess::find`], and an error for a GPU that cannot access host memory.
 pub(super) fn reach(device: &Arc<dyn Device>, options: &StoreOptions) -> Result<GpuDrive> {
     let (Some(gpu), Some(of_gpu)) = (gpu(options)?, options.gpu) else {
         return Ok(GpuDrive::default());
@@ -159,7 +158,7 @@ pub(super) fn gpu(options: &StoreOptions) -> Result<Option<Arc<Gpu>>> {
     index.map(Gpu::open).transpose()
 }
 
-/// Lends `queues` queues to the GPU, and of those that the `others` leave as many as blocks may own.
+/// Lends `queues` queues to the GPU, and as many more for blocks as the `others` leave.
 pub(super) fn rows(
     access: Option<&Arc<GpuAccess>>,
     controller: &Controller,
@@ -219,7 +218,7 @@ pub(super) fn path(reached: &GpuDrive, path: DataPath) -> DataPath {
 /// Describes the data path of a file with a GPU.
 ///
 /// # Errors
-/// For a GPU to which no host memory can be mapped: each gather would fail.
+/// A data path for a GPU to which no host memory can be mapped: each gather would fail.
 pub(super) fn path_by_host(gpu: Option<&Arc<Gpu>>, path: DataPath) -> Result<DataPath> {
     let Some(gpu) = gpu else { return Ok(path) };
     let memory = match gpu.check_pins()? {

@@ -168,7 +168,7 @@ impl AtomicU64 {
     /// Loads the value of a word that no thread stores to meanwhile: a store that is not ordered with this
     /// is a race.
     pub fn load_settled(&self, _scope: Scope) -> u64 {
-        // SAFETY: reads a live word. No thread may store to it meanwhile, which is the condition that the
+        // SAFETY: this reads a live word. No thread may store to it meanwhile, which is the condition that the
         // sanitizer checks here.
         unsafe { self.0.as_ptr().read() }
     }

@@ -34,7 +34,7 @@ entry! {
     /// Every address in `batched` is what [`Batched`] says; the queues exist on the controller, and only blocks at their
     /// stations use them.
     pub unsafe fn nvme_gather_batched(batched: Batched) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { gather(&batched, OneRange) }
     }
 }
@@ -44,7 +44,7 @@ entry! {
 #[inline(always)]
 pub(super) unsafe fn gather<M: RowMap>(batched: &Batched, map: M) {
     let rows = &batched.gather;
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the conditions under `# Safety`.
     let Some(gate) = (unsafe { station::gate(rows) }) else {
         return;
     };

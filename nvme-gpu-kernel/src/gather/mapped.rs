@@ -15,7 +15,7 @@ entry! {
     /// As `nvme_gather`; the ranges are valid as [`ExtentMap`](crate::extents::ExtentMap) documents.
     pub unsafe fn nvme_gather_mapped(mapped: MappedLaunch<GatherLaunch>) {
         let rows = &mapped.launch;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { gather_some(rows, mapped.map, None, None, rows.count) }
     }
 }
@@ -28,7 +28,7 @@ entry! {
     /// As `nvme_gather_batched`; the ranges as for [`nvme_gather_mapped`]. The first bytes of ranges are multiples of 16;
     /// where a row lies in several, they meet at multiples of a block.
     pub unsafe fn nvme_gather_batched_mapped(mapped: MappedLaunch<Batched>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { batched::gather(&mapped.launch, mapped.map) }
     }
 }
@@ -40,7 +40,7 @@ entry! {
     /// # Safety
     /// As `nvme_begin_batched`; the ranges as for [`nvme_gather_batched_mapped`].
     pub unsafe fn nvme_begin_batched_mapped(mapped: MappedLaunch<HalvedGather>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { halves::begin(&mapped.launch, mapped.map) }
     }
 }
@@ -52,7 +52,7 @@ entry! {
     /// # Safety
     /// As `nvme_finish_batched`; the ranges as for [`nvme_gather_batched_mapped`].
     pub unsafe fn nvme_finish_batched_mapped(mapped: MappedLaunch<HalvedGather>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { halves::finish(&mapped.launch, mapped.map) }
     }
 }

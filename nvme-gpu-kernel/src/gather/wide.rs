@@ -74,7 +74,7 @@ impl ElementWidening {
     unsafe fn of_row(mut self, rows: &WidenLaunch, index: u64) -> Self {
         let bytes = self.layout.row_bytes(self.elements);
         if bytes != 0 {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             let id = unsafe { launch::id(&rows.gather, index) };
             match id >= 0 && (id as u64) < rows.gather.rows {
                 true => self.scales += id as u64 * u64::from(bytes),
@@ -136,14 +136,14 @@ impl ElementWidening {
     #[inline(always)]
     fn load(&self, format: Format, stored: u64, index: u32) -> f32 {
         let index = index.min(self.elements.saturating_sub(1));
-        // SAFETY: inside the stored row, which has at least one element; the host vouches for it.
+        // SAFETY: the access stays inside the stored row, which has at least one element; the host vouches for it.
         let element = value(format, index, |byte| unsafe {
             arch::load_u8(stored + u64::from(byte))
         });
         match self.layout.scales() {
             false => element,
             true => {
-                // SAFETY: inside the scales of the row, for which the host vouches.
+                // SAFETY: the access stays inside the scales of the row, for which the host vouches.
                 let scale = self.layout.value(index, |byte| unsafe {
                     arch::load_u8(self.scales + u64::from(byte))
                 });
@@ -159,7 +159,8 @@ impl ElementWidening {
         }
         let to = stored - u64::from(self.before) + u64::from(index * self.wide.bytes());
         let bits = self.wide.bits_of(value);
-        // SAFETY: inside the converted row, at a multiple of an element's bytes; the host has checked both.
+        // SAFETY: the access stays inside the converted row, at a multiple of an element's bytes; the host has checked
+        // both.
         unsafe {
             match self.wide {
                 WideFormat::F16 | WideFormat::Bf16 => arch::store_u16(to, bits as u16),

@@ -281,7 +281,7 @@ pub unsafe fn copy_16(to: u64, from: u64) {
 /// # Safety
 /// As for [`copy_16`], for each pair of addresses whose bit is set.
 pub unsafe fn copy_pieces(to: [u64; 8], from: [u64; 8], there: u32) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the conditions under `# Safety`.
     unsafe { copy_each::<u128>(to, from, there) };
 }
 
@@ -290,7 +290,7 @@ pub unsafe fn copy_pieces(to: [u64; 8], from: [u64; 8], there: u32) {
 /// # Safety
 /// Both addresses of each pair whose bit is set are valid and multiples of a unit.
 pub unsafe fn copy_units<const SHIFT: u32>(to: [u64; 8], from: [u64; 8], there: u32) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the conditions under `# Safety`.
     unsafe {
         match SHIFT {
             4 => copy_each::<u128>(to, from, there),

@@ -138,8 +138,8 @@ impl Drop for GuestMemory {
         // kernel may give to another mapping after the munmap. The start last, since it makes the
         // entry free.
         self.entry.len.store(0, Ordering::Relaxed);
-        // SAFETY: our own mapping. `self` is being dropped, so every span that borrowed it is gone,
-        // and the table entry above no longer covers it for the signal handler.
+        // SAFETY: the mapping is our own. `self` is being dropped, so every span that borrowed it
+        // is gone, and the table entry above no longer covers it for the signal handler.
         let _ = unsafe { munmap(self.start.cast(), self.len) };
         self.entry.lost.store(false, Ordering::Relaxed);
         self.entry.start.store(0, Ordering::Release); // Release: pairs with the claim in `enter`.

@@ -65,7 +65,7 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, whose owner is going away.
+        // SAFETY: the mapping is our own, whose owner is going away.
         let _ = unsafe { munmap(self.start.cast(), self.len) };
     }
 }

@@ -156,7 +156,7 @@ unsafe fn transfer(is_write: bool, handle: usize, at: u64, bytes: usize, offset:
     use std::os::unix::fs::FileExt;
     let memory = std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
     if is_write {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { memory.copy_to(room.as_mut_ptr(), bytes) };
         let file = std::fs::File::options().write(true).open(path);
         return match file.and_then(|file| file.write_at(&room, offset as u64)) {
@@ -167,7 +167,7 @@ unsafe fn transfer(is_write: bool, handle: usize, at: u64, bytes: usize, offset:
     let file = std::fs::File::open(path);
     match file.and_then(|file| file.read_at(&mut room, offset as u64)) {
         Ok(moved) => {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             unsafe { memory.copy_from(room.as_ptr(), moved) };
             moved as isize
         }
@@ -183,7 +183,7 @@ pub unsafe extern "C" fn cuFileRead(
     offset: i64,
     memory_offset: i64,
 ) -> isize {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the conditions under `# Safety`.
     unsafe { transfer(false, handle, memory + memory_offset as u64, bytes, offset) }
 }
 
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn cuFileWrite(
     offset: i64,
     memory_offset: i64,
 ) -> isize {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the conditions under `# Safety`.
     unsafe { transfer(true, handle, memory + memory_offset as u64, bytes, offset) }
 }
 

@@ -117,27 +117,27 @@ pub fn current(drive: &Drive) -> Outcome<()> {
 }
 
 fn synchronize(_: &Drive) -> Outcome<()> {
-    // SAFETY: no arguments.
+    // SAFETY: the call takes no pointers.
     check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
 }
 
 fn free(_: &Drive) -> Outcome<()> {
     let mut address = 0;
-    // SAFETY: writes one address.
+    // SAFETY: the call writes one address.
     check("cuMemAlloc", unsafe {
         sys::cuMemAlloc_v2(&mut address, 1 << 20)
     })?;
-    // SAFETY: allocated above.
+    // SAFETY: it was allocated above.
     check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
 }
 
 fn free_host(_: &Drive) -> Outcome<()> {
     let mut memory = null_mut();
-    // SAFETY: writes one address.
+    // SAFETY: the call writes one address.
     check("cuMemHostAlloc", unsafe {
         sys::cuMemHostAlloc(&mut memory, 1 << 20, 0)
     })?;
-    // SAFETY: allocated above.
+    // SAFETY: it was allocated above.
     check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(memory) })
 }
 
@@ -146,12 +146,12 @@ fn load_module(_: &Drive) -> Outcome<()> {
     let image =
         b".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry nothing() { ret; }\n\0";
     let mut module = null_mut();
-    // SAFETY: terminated text; writes one handle.
+    // SAFETY: terminated text; the call writes one handle.
     check("cuModuleLoadData", unsafe {
         sys::cuModuleLoadData(&mut module, image.as_ptr().cast())
     })?;
     let mut function = null_mut();
-    // SAFETY: the module above; a terminated name; writes one handle.
+    // SAFETY: the module above; a terminated name; the call writes one handle.
     check("cuModuleGetFunction", unsafe {
         sys::cuModuleGetFunction(&mut function, module, c"nothing".as_ptr())
     })?;
@@ -166,7 +166,7 @@ fn load_module(_: &Drive) -> Outcome<()> {
 fn queue_copies(_: &Drive) -> Outcome<()> {
     let stream = OwnStream::new()?;
     let mut address = 0;
-    // SAFETY: writes one address.
+    // SAFETY: the call writes one address.
     check("cuMemAlloc", unsafe {
         sys::cuMemAlloc_v2(&mut address, 4096)
     })?;
@@ -177,7 +177,7 @@ fn queue_copies(_: &Drive) -> Outcome<()> {
         })?;
     }
     stream.synchronize()?;
-    // SAFETY: allocated above.
+    // SAFETY: it was allocated above.
     check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
 }
 
@@ -198,7 +198,7 @@ pub struct OwnStream(sys::CUstream);
 impl OwnStream {
     pub fn new() -> Outcome<Self> {
         let mut stream = null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         check("cuStreamCreate", unsafe {
             sys::cuStreamCreate(&mut stream, 1)
         })?;
@@ -230,7 +230,7 @@ impl OwnStream {
     }
 
     pub fn synchronize(&self) -> Outcome<()> {
-        // SAFETY: our own stream.
+        // SAFETY: the stream is our own.
         check("cuStreamSynchronize", unsafe {
             sys::cuStreamSynchronize(self.0)
         })
@@ -239,7 +239,7 @@ impl OwnStream {
     /// Begins a capture in global mode.
     pub fn begin_capture(&self) -> Outcome<()> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
-        // SAFETY: our own stream.
+        // SAFETY: the stream is our own.
         check("cuStreamBeginCapture", unsafe {
             sys::cuStreamBeginCapture_v2(self.0, mode)
         })
@@ -247,7 +247,7 @@ impl OwnStream {
 
     pub fn end_capture(&self) -> Outcome<sys::CUgraph> {
         let mut graph = null_mut();
-        // SAFETY: our own stream; writes one handle.
+        // SAFETY: the stream is our own; the call writes one handle.
         check("cuStreamEndCapture", unsafe {
             sys::cuStreamEndCapture(self.0, &mut graph)
         })?;
@@ -257,7 +257,7 @@ impl OwnStream {
 
 impl Drop for OwnStream {
     fn drop(&mut self) {
-        // SAFETY: created in `new`.
+        // SAFETY: it was created in `new`.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.0) };
     }
 }
@@ -273,7 +273,7 @@ impl Graph {
         let graph = stream.end_capture()?;
         let pending = pending?;
         let mut exec = null_mut();
-        // SAFETY: the graph above; writes one handle.
+        // SAFETY: the graph above; the call writes one handle.
         check("cuGraphInstantiate", unsafe {
             sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0)
         })?;
@@ -356,7 +356,7 @@ fn context(bench: &Bench) -> Outcome<String> {
             let pending = job.start(&drive, &drive.stream)?;
             pending.wait(limit()).map_err(text)?;
             let mut context = null_mut();
-            // SAFETY: writes one handle.
+            // SAFETY: the call writes one handle.
             check("cuCtxGetCurrent", unsafe {
                 sys::cuCtxGetCurrent(&mut context)
             })?;

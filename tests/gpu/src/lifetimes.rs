@@ -124,7 +124,7 @@ fn twice(bench: &Bench) -> Outcome<String> {
 
 pub fn free_bytes() -> Outcome<usize> {
     let (mut free, mut total) = (0, 0);
-    // SAFETY: writes two numbers.
+    // SAFETY: the call writes two numbers.
     match unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) } {
         CUresult::CUDA_SUCCESS => Ok(free),
         other => Err(format!("cuMemGetInfo: {other:?}")),

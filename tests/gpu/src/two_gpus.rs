@@ -36,7 +36,7 @@ fn check(call: &str, result: CUresult) -> Outcome<()> {
 /// The context of the calling thread.
 fn current() -> Outcome<sys::CUcontext> {
     let mut context = null_mut();
-    // SAFETY: writes one handle.
+    // SAFETY: the call writes one handle.
     check("cuCtxGetCurrent", unsafe {
         sys::cuCtxGetCurrent(&mut context)
     })?;
@@ -79,7 +79,7 @@ impl Users {
 
 impl Drop for Users {
     fn drop(&mut self) {
-        // SAFETY: retained once, in `of`; no context is current any more.
+        // SAFETY: the context was retained once, in `of`; no context is current any more.
         let _ = unsafe {
             sys::cuCtxSetCurrent(null_mut());
             sys::cuDevicePrimaryCtxRelease_v2(self.device)

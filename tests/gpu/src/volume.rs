@@ -110,7 +110,7 @@ fn run(bench: &Bench, mode: Mode, options: &Options) -> nvme_host::Result<String
     let account = running.stop();
     let mut bytes = [0; size_of::<work::LaunchReport>()];
     report.download(0, &mut bytes)?;
-    // SAFETY: as many bytes as the struct has, all of whose fields are integers.
+    // SAFETY: the slice has as many bytes as the struct, all of whose fields are integers.
     let counts: work::LaunchReport = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
     let fail = |cause: String| {
         Err(nvme_host::Error::Device {

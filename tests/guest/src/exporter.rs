@@ -41,7 +41,7 @@ impl Exporter {
         let number = number.ok_or_else(|| format!("'{kind}' is no kind of export"))?;
         // SAFETY: the call takes a number.
         match unsafe { libc::ioctl(self.0.as_raw_fd(), EXPORT as _, number) } {
-            // SAFETY: a new descriptor, ours alone.
+            // SAFETY: the call has just created the descriptor, which nothing else owns.
             fd @ 0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
             _ => Err(format!("EXPORT: {}", io::Error::last_os_error())),
         }
@@ -204,12 +204,12 @@ fn content(exporter: &Exporter, node: &File) -> Outcome {
 
 /// The function is stopped when memory is taken back, and works again after a reset.
 fn taken_back(address: &str, exporter: &Exporter, node: &File, kind: &str) -> Outcome {
-    // SAFETY: takes numbers, and gives a descriptor that is ours.
+    // SAFETY: the call takes numbers, and gives a descriptor that is ours.
     let event = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
     if event < 0 {
         return Err(format!("eventfd: {}", io::Error::last_os_error()));
     }
-    // SAFETY: a new descriptor, ours alone.
+    // SAFETY: the call has just created the descriptor, which nothing else owns.
     let event = unsafe { File::from_raw_fd(event) };
     let mut watch = [0; 8];
     watch[0] = 8 | (event.as_raw_fd() as u64) << 32;

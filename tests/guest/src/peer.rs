@@ -42,7 +42,7 @@ pub fn udmabuf(bytes: u64) -> Result<OwnedFd, String> {
     if memfd < 0 {
         return Err(last("memfd_create"));
     }
-    // SAFETY: a new descriptor, ours alone.
+    // SAFETY: the call has just created the descriptor, which nothing else owns.
     let memory = unsafe { File::from_raw_fd(memfd) };
     memory.set_len(bytes).map_err(|error| error.to_string())?;
     // SAFETY: takes an integer.
@@ -58,7 +58,7 @@ pub fn udmabuf(bytes: u64) -> Result<OwnedFd, String> {
     let device = open("/dev/udmabuf")?;
     // SAFETY: the kernel reads the structure of that number.
     match unsafe { libc::ioctl(device.as_raw_fd(), CREATE as _, &mut create) } {
-        // SAFETY: a new descriptor, ours alone.
+        // SAFETY: the call has just created the descriptor, which nothing else owns.
         fd @ 0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(last("UDMABUF_CREATE")),
     }

@@ -52,7 +52,7 @@ impl LoaderPasses {
         dst: *mut c_void,
         bytes: usize,
     ) -> Answer<bool> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         let to = unsafe { CallMemory::new(dst, bytes, "dst") }?;
         let range = offset..offset.saturating_add(bytes as u64);
         let mut state = guard(&self.state);
@@ -82,9 +82,9 @@ impl LoaderPasses {
         }
         let layer = loader.layer(index)?;
         match layer.bytes() {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             Some(data) => unsafe { to.bytes_mut() }.copy_from_slice(&data[..bytes]),
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             None => unsafe { copy_on_gpu(opened, &layer, &to, bytes) }?,
         }
         Ok(true)

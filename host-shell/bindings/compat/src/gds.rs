@@ -59,7 +59,7 @@ pub unsafe extern "C" fn gds_read_nvme_to_gpu(
     bytes: usize,
     gpu_buffer: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for this.
     unsafe { read_nvme_to_gpu(path, offset, bytes, gpu_buffer) }
 }
 

@@ -61,7 +61,7 @@ pub unsafe extern "C" fn gpunvme_layer_loader_init(
 /// # Safety
 /// `loader` is NULL or was initialized.
 unsafe fn of<'a>(loader: *const CompatLoader) -> Result<&'a CompatLoader, i32> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the conditions under `# Safety`.
     let loader = unsafe { loader.as_ref() };
     loader.ok_or_else(|| usage("loader is NULL", "give one that was initialized"))
 }
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn gpunvme_load_layer(
             )
         })?;
         let opened = kept(opened(loader.store))?;
-        // SAFETY: made in `init` and freed in `destroy`; one thread at a time uses a loader.
+        // SAFETY: it was made in `init` and freed in `destroy`; one thread at a time uses a loader.
         if let Some(ahead) = unsafe { loader.ahead.as_ref() } {
             // SAFETY: the caller fulfils the contract in the header for `dst`.
             if kept(unsafe { ahead.load(&opened, offset, dst, bytes) })? {
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn gpunvme_layer_loader_load_layer(
     bytes: usize,
     dst: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the conditions under `# Safety`.
     unsafe { gpunvme_load_layer(loader, start_lba, bytes, dst) }
 }
 
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn gpunvme_load_layer_vram(
     bytes: usize,
     dst: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the conditions under `# Safety`.
     unsafe { gpunvme_load_layer(loader, start_lba, bytes, dst) }
 }
 
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn gpunvme_layer_loader_destroy(loader: *mut CompatLoader)
         let ahead = std::mem::replace(&mut loader.ahead, std::ptr::null_mut());
         // A parent's reads end on threads that a child of `fork` does not have: it lets them be.
         if !ahead.is_null() && !STORES.is_inherited(loader.store) {
-            // SAFETY: made in `init`, and freed once.
+            // SAFETY: it was made in `init`, and freed once.
             drop(unsafe { Box::from_raw(ahead) });
         }
         // SAFETY: any handle may be closed.

@@ -77,7 +77,7 @@ fn context() -> Result<*mut SpdkContext, i32> {
         *known = Box::into_raw(made).expose_provenance();
     }
     let context = std::ptr::with_exposed_provenance_mut::<SpdkContext>(*known);
-    // SAFETY: made above, never freed, and changed under the lock.
+    // SAFETY: it was made above, never freed, and changed under the lock.
     unsafe {
         (*context).controller = store;
         (*context).ns = store;
@@ -151,7 +151,7 @@ unsafe fn start(
     let mut failed = None;
     for &(address, bytes) in segments {
         let mut pending = null_mut();
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         let started = check(unsafe {
             nvme_gpu_pread_async(store, address, bytes, offset, null_mut(), &mut pending)
         });

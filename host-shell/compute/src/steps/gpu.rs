@@ -102,7 +102,7 @@ impl StepKernels {
             let warps = u64::from(gemv.rows) * u64::from(gemv.tokens);
             (self.gemv, warps.div_ceil(u64::from(BLOCK_THREADS) / 32), 0)
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch_blocks(function, (blocks, shared_bytes), gemv, stream) }
     }
 
@@ -131,7 +131,7 @@ impl StepKernels {
             ],
         )?;
         let units = u64::from(unpack.columns / UNIT) * u64::from(unpack.tokens);
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch(self.unpack, units, unpack, stream) }
     }
 
@@ -153,7 +153,7 @@ impl StepKernels {
                 Memory::written("y", norm.y, all, 4),
             ],
         )?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch(self.rms_norm, u64::from(norm.tokens) * 32, norm, stream) }
     }
 
@@ -192,7 +192,7 @@ impl StepKernels {
         )?;
         let heads = (u64::from(rope.heads) + u64::from(rope.kv_heads)) * u64::from(rope.tokens);
         let pairs = heads * u64::from(rope.head_elements / 2);
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch(self.rope, pairs, rope, stream) }
     }
 
@@ -229,7 +229,7 @@ impl StepKernels {
             ],
         )?;
         let warps = u64::from(heads) * u64::from(attention.tokens);
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch(self.attention, warps * 32, attention, stream) }
     }
 
@@ -249,7 +249,7 @@ impl StepKernels {
                 Memory::written("y", silu.y, silu.elements, 4),
             ],
         )?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch(self.silu_mul, silu.elements, silu, stream) }
     }
 
@@ -277,7 +277,7 @@ impl StepKernels {
         )?;
         LaunchSequence::run_kernels(self.module.gpu(), stream, |sequence| {
             for (function, threads) in [(self.argmax, argmax.elements), (self.take_token, 1)] {
-                // SAFETY: the caller's.
+                // SAFETY: the caller keeps the conditions under `# Safety`.
                 sequence.kernel(|| unsafe { self.launch(function, threads, argmax, stream) })?;
             }
             Ok(())
@@ -302,7 +302,7 @@ impl StepKernels {
         stream: u64,
     ) -> Result<()> {
         let blocks = threads.div_ceil(BLOCK_THREADS.into());
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch_blocks(function, (blocks, 0), argument, stream) }
     }
 
@@ -325,7 +325,7 @@ impl StepKernels {
         };
         match grid.count {
             0 => Ok(()),
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             _ => unsafe { self.module.launch_blocks(stream, function, grid, argument) },
         }
     }

@@ -283,7 +283,7 @@ impl FlashAttention {
             threads,
             shared_bytes,
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.module.launch_blocks(stream, function, blocks, job) }
     }
 }

@@ -168,7 +168,7 @@ impl LinearKernels {
             return Ok(());
         }
         let few = match rung {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             ForwardRung::Naive => return unsafe { self.forward_naive(job, stream) },
             ForwardRung::Fused => self.few[0],
             ForwardRung::MixedBf16 => self.few[1],
@@ -348,7 +348,7 @@ impl LinearKernels {
     ) -> Result<()> {
         LaunchSequence::run_kernels(self.module.gpu(), stream, |sequence| {
             for (function, blocks) in kernels {
-                // SAFETY: the caller's.
+                // SAFETY: the caller keeps the conditions under `# Safety`.
                 sequence.kernel(|| unsafe { self.launch(stream, *function, *blocks, job) })?;
             }
             Ok(())
@@ -386,7 +386,7 @@ impl LinearKernels {
         if blocks.count == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.module.launch_blocks(stream, function, blocks, job) }
     }
 }

@@ -14,11 +14,11 @@ const WAIT: Duration = Duration::from_millis(100);
 /// Time of further polling after an answer that made no sense: long enough for reads of a drive to end.
 const AFTER_TROUBLE: Duration = Duration::from_secs(2);
 
-/// A batch that was set up. Destroyed on drop, unless entries of it may still be under way.
+/// A batch that was set up. It is destroyed on drop, unless some of its entries may still be in progress.
 pub struct CufileBatch {
     library: Library,
     id: usize,
-    /// True if entries may be under way: the batch is not destroyed then.
+    /// True if entries may be in progress: the batch is not destroyed then.
     keep: Cell<bool>,
 }
 
@@ -76,8 +76,8 @@ impl CufileBatch {
         Ok(ended.into_iter().flatten().collect())
     }
 
-    /// Looks whether some of the `count` entries are under way although their submission failed with `error`, as
-    /// those before one that was refused: cuFile then reports their state, or their end.
+    /// Checks whether some of the `count` entries were submitted although the submission failed with `error`, as the
+    /// entries before a refused one may be: cuFile then reports their state, or their end.
     ///
     /// # Errors
     /// `error` if none is; else [`Error::Unfinished`], and the batch is not destroyed.
@@ -126,7 +126,7 @@ impl Drop for CufileBatch {
         if self.keep.get() {
             return;
         }
-        // SAFETY: set up by us, and none of its entries is under way.
+        // SAFETY: the batch was set up by us, and none of its entries is in progress.
         unsafe { (self.library.batch_destroy)(self.id) };
     }
 }
@@ -141,7 +141,7 @@ fn unfinished(left: usize, trouble: Option<Error>) -> Error {
     }
 }
 
-/// True if an event is the end of its entry: not one that waits (1) or is under way (2).
+/// True if an event is the end of its entry: not one that waits (1) or is in progress (2).
 fn is_end(event: &IoEvent) -> bool {
     !matches!(event.status, 0x1 | 0x2)
 }

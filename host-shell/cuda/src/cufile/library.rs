@@ -90,10 +90,10 @@ macro_rules! library {
             /// # Errors
             /// [`Error::Environment`] without the library, or without one of its functions.
             pub fn load() -> Result<Self> {
-                // SAFETY: loads a library of the system and runs its initialisers, as linking it would.
+                // SAFETY: this loads a library of the system and runs its initialisers, as linking it would.
                 let library = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
                 if library.is_null() {
-                    // SAFETY: the last failure of this thread, in words.
+                    // SAFETY: the call returns the last error of this thread as text.
                     let why = unsafe { said(libc::dlerror()) };
                     return Err(Error::environment(
                         format!("libcufile.so.0 cannot be loaded: {why}"),
@@ -132,7 +132,7 @@ impl Library {
     pub fn file(&self) -> String {
         let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
         let function = self.driver_open as *const c_void;
-        // SAFETY: fills the structure when it answers other than 0; the name is the loader's, and stays.
+        // SAFETY: the call fills the structure when it answers other than 0; the name is the loader's, and stays.
         unsafe {
             if libc::dladdr(function, found.as_mut_ptr()) == 0 {
                 return NAME.to_string_lossy().into_owned();
@@ -148,7 +148,7 @@ unsafe fn said(text: *const c_char) -> String {
     if text.is_null() {
         return "no reason is given".to_owned();
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the conditions under `# Safety`.
     unsafe { CStr::from_ptr(text) }
         .to_string_lossy()
         .into_owned()
@@ -185,7 +185,7 @@ pub fn library() -> Result<Library> {
     static OPEN: OnceLock<std::result::Result<Library, (String, String)>> = OnceLock::new();
     let open = || -> Result<Library> {
         let library = Library::load()?;
-        // SAFETY: no arguments.
+        // SAFETY: the call takes no pointers.
         let answer = unsafe { (library.driver_open)() };
         // Another user of the library in this process has opened it.
         if answer.code != CufileCode::DRIVER_ALREADY_OPEN.0 {

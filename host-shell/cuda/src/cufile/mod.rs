@@ -1,11 +1,11 @@
-//! cuFile: files into GPU memory by NVIDIA's library, where it and the file allow it.
+//! cuFile: reads of files into GPU memory by NVIDIA's library, if the library is there and takes the file.
 //!
 //! The rule of docs/adr/0011: calls of cuFile are calls into CUDA, so only a thread of the caller makes them, and never
 //! one that a kernel waits for.
 //!
 //! - [`GdsFile`]: a file that is registered; reads, writes, batches, reads in a stream.
 //! - [`GdsBuffer`]: GPU memory that is registered.
-//! - `library`, `code`: the functions, and what their numbers mean.
+//! - `library`, `code`: the functions, and the meaning of their result codes.
 // UNSAFETY: calls into the library with addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
@@ -52,8 +52,8 @@ impl GdsWay {
         }
     }
 
-    /// As the library's properties say: nvidia-fs has a version where it is loaded, and a bit says whether NVMe is
-    /// reached without host memory.
+    /// Returns the path by the library's properties: nvidia-fs has a version if it is loaded, and a bit says whether
+    /// NVMe is reached without host memory.
     fn of(properties: &CufileProperties) -> Self {
         const NVME: u32 = 1 << 6;
         match (properties.status & NVME != 0, properties.nvfs_major) {
@@ -91,7 +91,8 @@ impl GdsFile {
     /// Opens and registers the file at `path` for the GPU, also for writing if `write`.
     ///
     /// # Errors
-    /// [`Error::Environment`] without libcufile and where it refuses the file; [`Error::File`].
+    /// [`Error::Environment`] without libcufile and if it refuses the file; [`Error::File`] if the file cannot be
+    /// opened.
     pub fn open(gpu: &Arc<Gpu>, path: &Path, write: bool) -> Result<Self> {
         let _guest = gpu.enter()?;
         let library = library()?;
@@ -99,7 +100,7 @@ impl GdsFile {
             let mut how = File::options();
             how.read(true).write(write).custom_flags(flags).open(path)
         };
-        // Some file systems know no direct IO; cuFile reads them in compat mode.
+        // Some file systems do not support direct IO; cuFile reads their files in compat mode.
         let file = open(libc::O_DIRECT).or_else(|_| open(0));
         let file = file.map_err(Error::file("open", path))?;
         let mut descr = CufileDescr {
@@ -110,7 +111,7 @@ impl GdsFile {
             fs_ops: std::ptr::null(),
         };
         let mut handle = 0;
-        // SAFETY: writes one handle; the descriptor stays open until it is deregistered.
+        // SAFETY: the call writes one handle; the descriptor stays open until it is deregistered.
         unsafe { (library.register_file)(&mut handle, &mut descr) }
             .check("cuFileHandleRegister")?;
         let mut properties = CufileProperties {
@@ -122,7 +123,7 @@ impl GdsFile {
             control: 0,
             rest: [0; 64],
         };
-        // SAFETY: writes the properties, for which there is more room than any version needs.
+        // SAFETY: the call writes the properties, for which there is more room than any version needs.
         let known = unsafe { (library.properties)(&mut properties) };
         let way = match known.code {
             0 => GdsWay::of(&properties),
@@ -155,10 +156,10 @@ impl GdsFile {
     /// The bytes at `to` are valid for writes, and nothing else uses them meanwhile.
     ///
     /// # Errors
-    /// [`Error::Environment`] with cuFile's number; [`Error::File`] with what the system said, and where the file ends
-    /// before.
+    /// [`Error::Environment`] with cuFile's error code; [`Error::File`] with the system's error, and if the file ends
+    /// before the range.
     pub unsafe fn read(&self, offset: u64, bytes: u64, to: u64) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.transfer(false, offset, bytes, to) }
     }
 
@@ -170,7 +171,7 @@ impl GdsFile {
     /// # Errors
     /// As [`read`](Self::read).
     pub unsafe fn write(&self, offset: u64, bytes: u64, from: u64) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.transfer(true, offset, bytes, from) }
     }
 
@@ -219,7 +220,7 @@ impl GdsFile {
     /// Puts a read into `stream`, a `CUstream` (0 is the default one), and returns before it runs.
     ///
     /// # Safety
-    /// As [`read`](Self::read), until the stream has come past it.
+    /// The conditions of [`read`](Self::read) hold until the stream has passed the read.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -265,15 +266,15 @@ impl GdsFile {
     /// As [`read`](Self::read) and [`write`](Self::write), for each.
     ///
     /// # Errors
-    /// Where a batch cannot be submitted: the batches before have been executed. [`Error::Unfinished`] where
-    /// cuFile does not report the end of all, or took some of a batch before it refused the rest: some may still
-    /// be under way, and the memory of all must stay valid.
+    /// An error if a batch cannot be submitted: the batches before it have been executed. [`Error::Unfinished`] if
+    /// cuFile does not report the end of all entries, or took some entries of a batch before it refused the others:
+    /// some may still be in progress, and the memory of all must stay valid.
     pub unsafe fn batch(&self, ios: &[GdsIo]) -> Result<Vec<Result<()>>> {
         let _guest = self.gpu.enter()?;
         self.gpu.finish(0, PATIENCE)?;
         let mut all = Vec::with_capacity(ios.len());
         for part in ios.chunks(BATCH) {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             all.extend(unsafe { self.one_batch(part) }?);
         }
         Ok(all)
@@ -283,7 +284,7 @@ impl GdsFile {
     /// As [`batch`](Self::batch).
     unsafe fn one_batch(&self, ios: &[GdsIo]) -> Result<Vec<Result<()>>> {
         let (count, mut id) = (ios.len() as u32, 0);
-        // SAFETY: writes one handle.
+        // SAFETY: the call writes one handle.
         unsafe { (self.library.batch_set_up)(&mut id, count) }.check("cuFileBatchIOSetUp")?;
         let batch = CufileBatch::new(self.library, id);
         let params = |(cookie, io): (usize, &GdsIo)| IoParams {
@@ -314,7 +315,7 @@ impl GdsFile {
 
 impl Drop for GdsFile {
     fn drop(&mut self) {
-        // SAFETY: registered in `open`, and used by nothing any more.
+        // SAFETY: it was registered in `open`, and used by nothing any more.
         unsafe { (self.library.deregister_file)(self.handle) };
     }
 }
@@ -383,7 +384,7 @@ impl GdsBuffer {
     pub unsafe fn register(gpu: &Arc<Gpu>, address: u64, bytes: usize) -> Result<Self> {
         let _guest = gpu.enter()?;
         let library = library()?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { (library.register_buffer)(address, bytes, 0) }.check("cuFileBufRegister")?;
         Ok(Self {
             library,
@@ -396,7 +397,7 @@ impl GdsBuffer {
 impl Drop for GdsBuffer {
     fn drop(&mut self) {
         if let Ok(_guest) = self.gpu.enter() {
-            // SAFETY: registered above. A refusal means that the memory is not registered any more.
+            // SAFETY: it was registered above. A refusal means that the memory is not registered any more.
             let _ = unsafe { (self.library.deregister_buffer)(self.address) };
         }
     }

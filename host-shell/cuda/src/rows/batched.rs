@@ -15,7 +15,7 @@ const HALF_ROWS: u64 = 16;
 const FEW_THREADS: u64 = 64;
 /// log2 of the bytes in whose multiples rows lie on the drive and in the output.
 pub(super) const LEAST_SHIFT: u32 = 2;
-/// Loads that a thread has in flight while it copies, where there are threads enough.
+/// Number of loads that a thread has in flight while it copies, if there are enough threads.
 const THREAD_UNITS: u64 = 4;
 
 /// Blocks and threads of a launch of `nvme_gather_batched`.
@@ -27,9 +27,9 @@ pub(super) struct OwnedShape {
 }
 
 impl GpuRows {
-    /// Returns the launch that gathers the same rows by queues that its blocks own, and its shape. Returns `None` without
-    /// such queues, for more bytes than their limit, for more rows than fit into them, and for rows that are not in units
-    /// of 4 bytes; of a table in several ranges, also where a row's parts are not whole blocks.
+    /// Returns the launch that gathers the same rows by queues that its blocks own, and its shape. Returns `None`
+    /// without such queues, for more bytes than their limit, for more rows than fit into them, and for rows that are
+    /// not in units of 4 bytes; for a table in several ranges, also if a row's parts are not whole blocks.
     pub(super) fn batched(
         &self,
         launch: &GatherLaunch,
@@ -40,8 +40,8 @@ impl GpuRows {
         Some((self.owned_launch(launch, shape, map)?, shape))
     }
 
-    /// As [`batched`](Self::batched), for the two launches of a gather in halves: its blocks take the queues that may be
-    /// held from one launch to the other.
+    /// Returns the same as [`batched`](Self::batched) for the two launches of a gather in halves: its blocks take the
+    /// queues that may be held from one launch to the other.
     pub(super) fn halved(
         &self,
         launch: &GatherLaunch,
@@ -78,7 +78,7 @@ impl GpuRows {
         })
     }
 
-    /// Returns the numbers of gathers that went by queues that blocks own, and by shared ones.
+    /// Returns the number of gathers by queues that blocks own, and the number by shared queues.
     pub fn gathers(&self) -> (u64, u64) {
         let counts = &self.state.counts;
         (
@@ -88,8 +88,8 @@ impl GpuRows {
     }
 }
 
-/// Returns the number of queues, of `owned`, that gathers in halves may hold between their launches. The others are for
-/// blocks that run: no gather waits for a launch behind it in its stream.
+/// Returns the number of the `owned` queues that gathers in halves may hold between their launches. The remaining ones
+/// are for blocks that run: no gather waits for a launch behind it in its stream.
 pub(super) fn held_stations(owned: u32) -> u32 {
     owned.saturating_sub((owned / 4).max(1))
 }

@@ -1,5 +1,5 @@
-//! The place of a first launch among the work of streams: what a second launch comes after, in the same stream or in
-//! another one, in the same graph or in none.
+//! The point in a stream at which a first launch ends. A second launch comes after it, in the same stream or in another
+//! one, in the same graph or in none.
 
 use super::super::captured::capture_of;
 use super::super::driver::Gpu;
@@ -31,7 +31,7 @@ impl BegunPoint {
         })
     }
 
-    /// Means everything that is in the stream now.
+    /// Records all work that is now in the stream as the point.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
@@ -47,8 +47,8 @@ impl BegunPoint {
     /// Orders all later work of stream `then` after it. A stream that is not captured joins the capture.
     ///
     /// # Errors
-    /// [`Error::Usage`] where one of the two is in a graph and the other is not in the same capture: such a graph could be
-    /// launched more often than the other. A capture of the caller's is not ended by it.
+    /// [`Error::Usage`] if one of the two launches is in a graph and the other is not in the same capture: such a graph
+    /// could be launched more often than the other launch. A capture of the caller's stays valid.
     pub fn order(&self, then: u64) -> Result<()> {
         let _guest = self.gpu.enter()?;
         let capture = capture_of(then)?;
@@ -79,7 +79,8 @@ impl BegunPoint {
         )
     }
 
-    /// Orders all later work of stream `then`, which is not captured, after it. Of a graph that is gone all has ended.
+    /// Orders all later work of stream `then`, which is not captured, after the point. The work of a graph that was
+    /// destroyed has ended.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.

@@ -1,7 +1,7 @@
-//! Words in memory of the host by which kernels and the host tell each other what they do.
+//! Words in memory of the host through which kernels and the host exchange their state.
 //!
-//! A launch may be captured in a graph, and replayed when the store that it was made for is gone: what keeps the
-//! launch keeps these words. A kernel reads in them that it may touch nothing else.
+//! A launch may be captured in a graph, and replayed after the store was closed that it was made for: the launch keeps
+//! these words alive. A kernel learns from them that it may touch nothing else.
 // UNSAFETY: the words are pages that kernels access too, used as atomics.
 #![allow(unsafe_code)]
 
@@ -32,9 +32,9 @@ const _: () = assert!(size_of::<SummaryWords>() == size_of::<LaunchSummary>());
 pub struct RowFailures {
     /// Number of rows.
     pub rows: u64,
-    /// The first of them in the order of the ids, and its code.
+    /// The failed row with the lowest number in the order of the ids, and its code.
     pub first: Option<(u64, i32)>,
-    /// The member of a stripe that failed it, where the GPU read it.
+    /// The member of a stripe on which that row failed, if the GPU read it.
     pub member: Option<u32>,
 }
 
@@ -74,15 +74,15 @@ impl LaunchMailbox {
         // SAFETY: the pages begin with these words, zeroed and aligned to a page, and live as long as the borrow.
         // Both sides use them as atomics alone.
         let words = unsafe { std::slice::from_raw_parts(start, self.gate_words) };
-        // There are words of a gate: `new` made them.
+        // `new` made the words of a gate, so that they are enough.
         AdmissionGate::new(words).unwrap_or_else(|| unreachable!())
     }
 
     /// Returns the number of writes of the host that have ended.
     fn written(&self) -> &WriteCount {
         let start = self.pages.start().wrapping_add(gate_bytes(self.gate_words));
-        // SAFETY: inside the pages, aligned to 64 bytes, alive as long as the borrow, and used as
-        // an atomic alone. A GPU may store to the word at any time.
+        // SAFETY: the word lies inside the pages, aligned to 64 bytes, alive as long as the borrow, and used as an
+        // atomic alone. A GPU may store to the word at any time.
         unsafe { &*start.cast::<WriteCount>() }
     }
 

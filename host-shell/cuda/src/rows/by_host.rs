@@ -1,8 +1,8 @@
 //! Rows that a host thread moves in the order of the caller's stream: those of files and stripes, and writes, as far as
 //! no GPU submits the commands.
 //!
-//! The stream copies ids (and rows to write) into pinned memory, calls a function of the host, and copies rows and
-//! row status back. The function makes no call into the driver, and the thread is the driver's: other functions of
+//! The stream copies ids (and rows to write) into pinned memory, calls a function of the host, and copies rows and row
+//! status back. The function makes no call into the driver, and its thread belongs to the driver: other functions of
 //! the host wait for it meanwhile.
 // UNSAFETY: copies and host functions take raw addresses.
 #![allow(unsafe_code)]
@@ -29,7 +29,8 @@ use std::sync::{Arc, Mutex, Weak};
 const STAGED_BYTES: u64 = 16 << 20;
 const STAGED_ROWS: u64 = 1 << 20;
 
-/// Moves rows: ids, the rows' bytes, and a place for the status of each.
+/// Function that moves rows: its arguments are the ids, the bytes of the rows, and the status words to fill, one for
+/// each row.
 pub type MoveRows = Box<dyn Fn(&[i64], &mut [u8], &mut [i32]) + Send + Sync>;
 
 /// The staging memory of a store for one GPU.
@@ -67,7 +68,7 @@ impl ChunkLayout {
     }
 }
 
-/// An operation: lives until its last function has run, or for as long as a graph may run it.
+/// An operation: it lives until its last function has run, or for as long as a graph may run it.
 struct HostOperation {
     move_rows: MoveRows,
     row_bytes: u64,
@@ -103,8 +104,8 @@ impl OwnedOperation {
             rows: rows.min(count - first),
         });
         let steps = steps.collect();
-        // SAFETY: made above, and no other pointer to it exists yet. The steps point back to the operation, so
-        // they can only be stored once it has its final address.
+        // SAFETY: the operation was allocated above, and no other pointer to it exists yet. The steps point back to the
+        // operation, so they can only be stored once it has its final address.
         unsafe { (*raw).steps = steps };
         Self(raw)
     }
@@ -114,18 +115,19 @@ impl OwnedOperation {
     }
 
     fn get(&self) -> &HostOperation {
-        // SAFETY: lives as long as this.
+        // SAFETY: the operation lives as long as this.
         unsafe { &*self.0 }
     }
 }
 
 impl Drop for OwnedOperation {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and owned by this alone: no host function of it is in a stream, and no graph
+        // SAFETY: `new` made the operation, and this alone owns it: no host function of it is in a stream, and no graph
         // holds it, since both take ownership away from this type.
         let mut over = unsafe { Box::from_raw(self.0) };
-        // What a graph had goes with it: each graph that is alive takes other memory, up to 32 MiB, and the pool
-        // would keep that of the most graphs that there ever were until the store is closed.
+        // Staging memory of a graph is freed with it, and not returned to the pool: each living graph uses other
+        // memory, up to 32 MiB, and the pool would keep the memory of the largest number of graphs at once until the
+        // store is closed.
         let pool = over.pool.upgrade().filter(|_| !over.is_captured);
         if let (Some(staging), Some(pool)) = (over.staging.take(), pool) {
             lock(&pool).push(staging);
@@ -135,7 +137,7 @@ impl Drop for OwnedOperation {
 
 impl LaunchLeftover for StagingMemory {}
 
-/// One chunk, as its host function gets it.
+/// The data of one chunk, as its host function receives it.
 struct ChunkStep {
     operation: *const HostOperation,
     first: u64,
@@ -230,7 +232,7 @@ impl HostRows {
         });
         match put {
             Ok(()) => {
-                // Its last function frees it.
+                // The operation's last function frees it.
                 std::mem::forget(kept);
                 Ok(PendingRows::of_host(ended, is_captured))
             }
@@ -283,7 +285,7 @@ impl OperationStream {
             let bytes = step.rows * self.id_bytes;
             let ids = request.ids + step.first * self.id_bytes;
             let rows = request.out + step.first * request.out_stride;
-            // SAFETY: inside the request's ranges and the staging memory.
+            // SAFETY: the copy stays inside the request's ranges and the staging memory.
             unsafe {
                 if bytes > 0 {
                     self.copy(self.device, ids, bytes)?;
@@ -310,20 +312,20 @@ impl OperationStream {
     /// # Safety
     /// Both ranges are valid until the stream has copied them.
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         check("cuMemcpyAsync", unsafe {
             sys::cuMemcpyAsync(to, from, bytes as usize, self.stream)
         })
     }
 
-    /// Copies rows from one place to another, each with its stride.
+    /// Copies rows from one address to another, each with its stride.
     ///
     /// # Safety
     /// As [`copy`](Self::copy).
     unsafe fn copy_rows(&self, to: (u64, u64), from: (u64, u64), rows: u64) -> Result<()> {
         let bytes = self.row_bytes;
         if to.1 == bytes && from.1 == bytes {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             return unsafe { self.copy(to.0, from.0, rows * bytes) };
         }
         let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
@@ -345,20 +347,20 @@ impl OperationStream {
             WidthInBytes: bytes as usize,
             Height: rows as usize,
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         check("cuMemcpy2DAsync", unsafe {
             sys::cuMemcpy2DAsync_v2(&copy, self.stream)
         })
     }
 
     /// # Safety
-    /// `data` is what `function` takes, until it has run.
+    /// `data` is the pointer that `function` expects, and stays valid until the function has run.
     unsafe fn call(
         &self,
         function: unsafe extern "C" fn(*mut c_void),
         data: *mut c_void,
     ) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         check("cuLaunchHostFunc", unsafe {
             sys::cuLaunchHostFunc(self.stream, Some(function), data)
         })
@@ -377,7 +379,7 @@ unsafe extern "C" fn run_step(data: *mut c_void) {
     };
     let Some(staging) = &of.staging else { return };
     let (host, rows) = (staging.pages.start(), step.rows as usize);
-    // SAFETY: parts of the staging memory that do not overlap. The operation owns the staging memory, and the
+    // SAFETY: these are parts of the staging memory that do not overlap. The operation owns the staging memory, and the
     // stream runs its functions one at a time, so no copy or function uses it meanwhile.
     let (ids, status, data) = unsafe {
         let status = host.add(of.layout.status).cast::<i32>();
@@ -432,7 +434,7 @@ fn widened(ids: &[u8], id_bytes: usize, step: &ChunkStep) -> Vec<i64> {
 /// `data` is a living operation. If a graph holds it, `is_captured` is set.
 unsafe extern "C" fn end(data: *mut c_void) {
     let operation = data.cast::<HostOperation>();
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the conditions under `# Safety`.
     let of = unsafe { &*operation };
     let failures = std::mem::take(&mut *lock(&of.failures));
     let ended = Arc::clone(&of.ended);
@@ -443,7 +445,7 @@ unsafe extern "C" fn end(data: *mut c_void) {
         if let Some(staging) = over.staging.take() {
             match over.pool.upgrade() {
                 Some(pool) => lock(&pool).push(staging),
-                // A function of the host calls nothing of the driver, which giving it back does.
+                // A host function must not call the driver, and freeing the staging memory does.
                 None => leftovers::keep(Box::new(staging)),
             }
         }

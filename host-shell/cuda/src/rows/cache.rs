@@ -56,7 +56,7 @@ impl TableCache {
         })
     }
 
-    /// Returns the number of rows that it holds at most.
+    /// Returns the largest number of rows that the cache holds.
     pub fn rows(&self) -> u32 {
         self.lines
     }

@@ -1,7 +1,7 @@
 //! Gathers in halves: one launch submits the reads and leaves the GPU, a second one copies the rows (docs/adr/0029).
 //!
-//! Between the two a gather holds stations, and no block of it is on the GPU. One that is dropped before its second
-//! launch returns them by another launch, in another stream.
+//! Between the two launches a gather holds stations, and no block of it is on the GPU. If it is dropped before its
+//! second launch, another launch in another stream returns the stations.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
@@ -55,8 +55,8 @@ pub struct BegunRows {
     halves: Arc<GatherHalves>,
 }
 
-/// The two launches of a gather. The handle has it, and so does the graph of a captured one: with the last of them the
-/// stations come back.
+/// The two launches of a gather. The handle owns it, and so does the graph of a captured gather: when the last owner
+/// drops it, the stations are returned.
 struct GatherHalves {
     state: Arc<RowsState>,
     kernels: Arc<RowKernels>,
@@ -81,16 +81,16 @@ enum HalfOfGather {
     Second,
 }
 
-/// A gather in halves, as the graph has it that its first launch was captured in.
+/// A gather in halves, as the graph keeps it in which its first launch was captured.
 struct HalvesOfGraph(#[expect(dead_code, reason = "held for its drop")] Arc<GatherHalves>);
 
 impl LaunchLeftover for HalvesOfGraph {}
 
 impl GpuRows {
     /// Begins a gather in `stream`, a `CUstream` of this GPU: its launch submits the reads, and leaves the GPU. Returns
-    /// `None`, with nothing in the stream, for rows that no queue of a block can be held for: without such queues, for
-    /// more bytes or rows than their limits, and for rows that are not in units of 4 bytes. Rows that cannot be read become
-    /// `failed`.
+    /// `None`, with nothing in the stream, if no queue of a block can be held for the rows: without such queues, for
+    /// more bytes or rows than their limits, and for rows that are not in units of 4 bytes. Rows that cannot be read
+    /// become `failed`.
     ///
     /// # Safety
     /// The ids are valid on the GPU until the launch has ended, and for as long as a graph that captured it may be launched.
@@ -125,13 +125,13 @@ impl GpuRows {
         };
         self.check_current(nvm::opcode::READ)?;
         let halves = Arc::new(self.halves((batched, shape), (map, failed), stream)?);
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { halves.begin(stream) }?;
         self.state.counts.begun.fetch_add(1, Ordering::Relaxed);
         Ok(Some(BegunRows { halves }))
     }
 
-    /// Reserves what the two launches need.
+    /// Reserves the numbers and the memory of the two launches.
     fn halves(
         &self,
         (batched, shape): (Batched, OwnedShape),
@@ -140,7 +140,8 @@ impl GpuRows {
     ) -> Result<GatherHalves> {
         let state = &self.state;
         let kernels = self.kernels.as_ref().ok_or_else(closed)?;
-        // As many records each time: those of the next gather are where this one leaves zeros.
+        // The records have the same length in each gather, so that the next gather finds its own where this one leaves
+        // zeros.
         let ids_at = u64::from(self.owned) * RECORD_BYTES;
         let bytes = ids_at + batched.gather.count * 8;
         let second = self.slot()?;
@@ -180,11 +181,10 @@ impl GpuRows {
 }
 
 impl BegunRows {
-    /// Finishes the gather in `stream`, a `CUstream` of its GPU, after the first half, also where that is in another
-    /// stream: waits for the reads, copies the rows to `target`, converted as `widen` says, and frees the stations. Returns
-    /// before it runs. A read has
-    /// its deadline from the time when it was submitted. After a recovery between the halves each row is zero with status
-    /// [`GONE`](nvme_gpu_kernel::rows::code::GONE).
+    /// Finishes the gather in `stream`, a `CUstream` of its GPU, after the first half, also if that is in another
+    /// stream: waits for the reads, copies the rows to `target`, converted as `widen` says, and frees the stations.
+    /// Returns before it runs. A read's deadline counts from the time when it was submitted. After a recovery between
+    /// the halves each row is zero with status [`GONE`](nvme_gpu_kernel::rows::code::GONE).
     ///
     /// # Safety
     /// The addresses in `target` are valid on the GPU for all rows until the gather has ended, and for as long as a graph
@@ -229,7 +229,7 @@ impl BegunRows {
             unit_shift: gather.unit_shift.min(of_out),
             ..*gather
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         let put = unsafe { halves.put(slot, launch, 0, stream) };
         if put.is_err() {
             *second = halves.state.reserve(1)?.pop();
@@ -250,8 +250,8 @@ impl BegunRows {
         })
     }
 
-    /// Gives up the rows. Returns the launch by which the stations come back; once it has ended nothing uses the ids. Of a
-    /// captured gather the stations come back with its graph.
+    /// Drops the rows. Returns the launch that returns the stations; once it has ended, nothing uses the ids. If the
+    /// gather is captured, its graph returns the stations when it is destroyed.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
@@ -294,7 +294,7 @@ impl GatherHalves {
             status: target.status,
         };
         let gpu = &self.state.gpu;
-        // The ids are those that the first launch has kept: the caller's memory may hold others by now.
+        // The ids are those that the first launch has copied: the caller may have overwritten its memory since.
         let request = RowRequest {
             ids: self.halved.kept_ids,
             ..request.judged_for_gather(gpu, &table, widen, stream)?
@@ -323,7 +323,7 @@ impl GatherHalves {
             ..self.halved.batched.gather
         };
         let halved = self.halved_of(gather, 0);
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch(stream, HalfOfGather::First, &halved) }?;
         // If the event is not recorded, no second launch can be ordered after this one. The stations stay taken, and
         // the record is leaked, because the GPU may still write it.
@@ -360,7 +360,7 @@ impl GatherHalves {
         let named = TableMap::named(self.map.as_deref(), Some(Arc::clone(&self.record) as _));
         slot.put(launch, (&self.kernels, named), stream, |gather| {
             let halved = self.halved_of(gather, is_dropped);
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             unsafe { self.launch(stream, HalfOfGather::Second, &halved) }
         })
     }
@@ -369,7 +369,7 @@ impl GatherHalves {
     /// The addresses in `halved` are valid as that says.
     unsafe fn launch(&self, stream: u64, half: HalfOfGather, halved: &HalvedGather) -> Result<()> {
         let (size, kernels) = ((self.shape.blocks, self.shape.threads), &self.kernels);
-        // SAFETY: the kernels take one `HalvedGather`, or one with a map; the caller's.
+        // SAFETY: the kernels take one `HalvedGather`, or one with a map; the caller vouches for its addresses.
         unsafe {
             match &self.map {
                 Some(map) => {
@@ -390,7 +390,7 @@ impl GatherHalves {
         }
     }
 
-    /// Frees what a gather holds that is begun and not finished, or that is in a graph.
+    /// Frees the resources of a gather that was begun and not finished, or that is in a graph.
     fn cancel(&self) -> Option<Result<Arc<LaunchSlot>>> {
         let second = lock(&self.second).take();
         let is_left = second.is_some() || self.point.is_captured();
@@ -414,7 +414,7 @@ impl GatherHalves {
         let stream = Stream::new(&self.state.gpu)?;
         self.point.before(stream.handle())?;
         let gather = self.halved.batched.gather;
-        // SAFETY: no rows are stored; the other addresses are ours until the launch has ended.
+        // SAFETY: no rows are stored; the other addresses belong to this gather until the launch has ended.
         unsafe { self.put(slot, gather, 1, stream.handle()) }
     }
 }
@@ -427,7 +427,7 @@ impl Drop for GatherHalves {
     }
 }
 
-/// A launch that frees stations, with the words that it uses: its store may be gone.
+/// A launch that frees stations, with the words that it uses, because its store may have been closed.
 struct GivenBack(Arc<LaunchSlot>);
 
 impl LaunchLeftover for GivenBack {

@@ -17,9 +17,9 @@ pub(super) struct RowKernels {
     gathers: Module,
     _scatters: Module,
     pub gather: KernelFunction,
-    /// Gathers by queues that blocks own.
+    /// Kernel of gathers by queues that blocks own.
     pub gather_batched: KernelFunction,
-    /// The same in two launches.
+    /// Kernels of the same gather in two launches.
     pub begin_batched: KernelFunction,
     pub finish_batched: KernelFunction,
     pub gather_cached: KernelFunction,
@@ -29,7 +29,7 @@ pub(super) struct RowKernels {
     pub widen_rows: KernelFunction,
     /// Blocks of `widen_rows` that are of use.
     pub widen_blocks: u32,
-    /// Ends a launch number, behind kernels that tell the host nothing.
+    /// Kernel that ends a launch number, behind kernels that report nothing to the host.
     pub end_launch: KernelFunction,
     pub scatter: KernelFunction,
 }
@@ -81,7 +81,7 @@ impl RowKernels {
         blocks: u32,
         argument: &T,
     ) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch_of(stream, kernel, (blocks, BLOCK_THREADS), argument) }
     }
 
@@ -99,7 +99,8 @@ impl RowKernels {
         (blocks, threads): (u32, u32),
         argument: &T,
     ) -> Result<()> {
-        // SAFETY: the caller's. A function handle identifies its module, so it need not be one of `gathers`.
+        // SAFETY: the caller keeps the conditions. A function handle identifies its module, so it need not be one of
+        // `gathers`.
         unsafe {
             let blocks = LaunchSize::plain(blocks, threads);
             self.gathers.launch_on(stream, kernel, blocks, argument)

@@ -9,12 +9,12 @@ use nvme_gpu_kernel::MAPPED;
 use nvme_gpu_kernel::extents::{ExtentMap, MappedLaunch, TableExtent};
 use std::sync::Arc;
 
-/// Ranges of a table, from its first row to its last. Launches that name it keep its memory until they have ended, and
-/// graphs for as long as they may run one.
+/// Ranges of a table, from its first row to its last. Launches that use it keep its memory alive until they have ended,
+/// and graphs for as long as they may run one.
 pub struct TableMap {
     memory: Arc<DeviceMemory>,
     count: u32,
-    /// All numbers of the ranges, one over the other: what divides it divides each of them.
+    /// Bitwise or of all offsets and lengths of the ranges: a power of two that divides it divides each of them.
     bits: u64,
     /// The same for the ends and beginnings of ranges inside rows.
     borders: u64,
@@ -83,7 +83,8 @@ impl TableMap {
         })
     }
 
-    /// Returns a number that is divided by what divides the places of all rows and parts of rows.
+    /// Returns a number with the property that a power of two which divides it divides the addresses of all rows and of
+    /// parts of rows.
     pub fn bits(&self) -> u64 {
         self.bits
     }
@@ -103,7 +104,7 @@ impl TableMap {
         MappedLaunch { launch, map }
     }
 
-    /// Returns the keep-alive of a launch that uses `map`, if it uses one, besides `other`.
+    /// Returns the keep-alive of a launch: `map`, if it uses one, together with `other`.
     pub(super) fn named(map: Option<&Self>, other: Named) -> Named {
         let Some(map) = map else {
             return other;

@@ -1,13 +1,13 @@
 //! `out = table[ids]` and `table[ids] = rows`: rows from and to a drive by ids that lie in GPU memory, on the caller's
 //! stream.
 //!
-//! The rule: while a kernel may wait for the drive, no thread of ours calls the GPU's driver. A launch returns at
-//! once; a recovery closes a gate that every kernel passes and waits for those inside in memory that both sides see
-//! (docs/adr/0008).
+//! The rule: while a kernel may wait for the drive, no thread of ours calls the GPU's driver. A launch returns at once;
+//! a recovery closes a gate that every kernel passes, and waits for the kernels inside by polling memory that both
+//! sides see (docs/adr/0008).
 //!
-//! - [`GpuRows`]: the queues, slots and kernel of one controller; [`StripedRows`]: those of several.
+//! - [`GpuRows`]: the queues, slots and kernel of one controller; [`StripedRows`]: the same of several controllers.
 //! - [`RowTable`]: location and size of rows.
-//! - [`PendingRows`]: a gather under way.
+//! - [`PendingRows`]: a gather in progress.
 //! - `streamed`: rows that the caller's kernel consumes while it reads them.
 //! - `batched`: gathers of few rows, by queues that blocks own (docs/adr/0028). `halves`: the same as two launches, with
 //!   other work between them (docs/adr/0029).
@@ -87,16 +87,17 @@ pub struct RowsOptions {
     pub entries: u32,
     /// Blocks of a launch that run at a time, each with 1 MiB of slot memory.
     pub stations: u32,
-    /// Queue pairs besides those, for launches of few rows: each belongs to a station, so that there are at most as many.
-    /// A controller may grant fewer; without any, such launches go by the others.
+    /// Queue pairs in addition to `queues`, for launches of few rows: each belongs to a station, so that there are at
+    /// most as many. A controller may grant fewer; without any, such launches use the shared queues.
     pub owned: u32,
-    /// Limit of the bytes of all rows of such a launch: more fill the link by the others, whose warps copy while others
-    /// read.
+    /// Largest number of bytes, of all rows, of such a launch: larger gathers reach the link's rate by the shared
+    /// queues, whose warps copy while others read.
     pub owned_bytes: u64,
 }
 
 impl RowsOptions {
-    /// Returns these options, with at most as many queues for stations as `controller` has beside these and `others`.
+    /// Returns these options, with at most as many queues for stations as `controller` has in addition to `queues` and
+    /// `others`.
     pub fn within(self, controller: &Controller, others: u32) -> Self {
         let granted = controller.info().queue_pairs;
         let left = granted.saturating_sub(self.queues.saturating_add(others));
@@ -125,7 +126,7 @@ pub struct GpuRows {
     lent: Option<LentQueues>,
     /// Number of the last queues of `lent`: each belongs to a station.
     owned: u32,
-    /// Limit of the bytes of a gather that goes by them.
+    /// Largest number of bytes of a gather by these queues.
     owned_bytes: u64,
     /// Limit of the commands of a block: room in such a queue, and threads of a block.
     most_of_block: u32,
@@ -293,20 +294,21 @@ impl GpuRows {
             ..launch
         };
         let named = TableMap::named(ways.map, ways.cache.and_then(TableCache::named));
-        // SAFETY: the caller's; each way puts all stored rows where they belong.
+        // SAFETY: the caller keeps the conditions; each of the three kernels stores all rows where the request wants
+        // them.
         unsafe {
             self.widened(&wide, stream, |slot| {
                 self.start(launch, (slot, named), stream, |kernels, launch, blocks| {
-                    // SAFETY: as this function's: the caller vouches for the request's addresses, the others are ours
-                    // until the gate is shut for good and nothing is inside.
+                    // SAFETY: the caller vouches for the request's addresses, the others are ours until the gate is
+                    // shut for good and nothing is inside.
                     self.put_gather(kernels, (launch, blocks), ways, stream)
                 })
             })
         }
     }
 
-    /// Puts the kernel that gathers `launch` into `stream`: through the cache of `ways`, by queues that blocks own, or by
-    /// shared ones, with `blocks` blocks. Counts the last two.
+    /// Enqueues the kernel that gathers `launch` in `stream`, with `blocks` blocks: through the cache of `ways`, by
+    /// queues that blocks own, or by shared ones. Counts the last two.
     ///
     /// # Safety
     /// As [`gather`](Self::gather).
@@ -321,13 +323,13 @@ impl GpuRows {
         if let Some(cache) = ways.cache {
             counts.shared.fetch_add(1, Ordering::Relaxed);
             let cached = cache.launch(launch);
-            // SAFETY: the kernel takes one `Cached`; the caller's.
+            // SAFETY: the kernel takes one `Cached`; the caller vouches for its addresses.
             return unsafe { kernels.launch(stream, kernels.gather_cached, blocks, &cached) };
         }
         if let Some((batched, shape)) = self.batched(&launch, ways.map) {
             counts.owned.fetch_add(1, Ordering::Relaxed);
             let size = (shape.blocks, shape.threads);
-            // SAFETY: the kernel takes one `Batched`, or one with a map; the caller's.
+            // SAFETY: the kernel takes one `Batched`, or one with a map; the caller vouches for its addresses.
             return unsafe {
                 match ways.map {
                     Some(map) => {
@@ -339,7 +341,7 @@ impl GpuRows {
             };
         }
         counts.shared.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the kernel takes one `GatherLaunch`, or one with a map; the caller's.
+        // SAFETY: the kernel takes one `GatherLaunch`, or one with a map; the caller vouches for its addresses.
         unsafe {
             match ways.map {
                 Some(map) => {
@@ -354,7 +356,8 @@ impl GpuRows {
     /// operation.
     ///
     /// # Safety
-    /// As [`gather`](Self::gather); `gather` puts all stored rows where they belong.
+    /// The conditions are those of [`gather`](Self::gather); in addition, `gather` stores all rows where the request
+    /// wants them.
     unsafe fn widened(
         &self,
         wide: &WideRows,
@@ -368,7 +371,7 @@ impl GpuRows {
         let kernels = self.kernels.as_ref().ok_or_else(closed)?;
         LaunchSequence::run(self.gpu(), stream, |sequence| {
             sequence.add(gather(first)?, 0);
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             sequence.add(unsafe { wide.put(kernels, (second, None), stream) }?, 0);
             Ok(())
         })
@@ -390,9 +393,8 @@ impl GpuRows {
         Ok(slot)
     }
 
-    /// Enqueues `launch` in `stream` by `put`, which receives it with summary words of its number and the
-    /// number of blocks. Until the launch has ended, or for as long as a graph may run it, `named` is kept
-    /// alive.
+    /// Enqueues `launch` in `stream` by `put`, which receives it with the summary words of its number and the number of
+    /// blocks. Until the launch has ended, or for as long as a graph may run it, `named` is kept alive.
     fn start(
         &self,
         launch: GatherLaunch,
@@ -432,8 +434,8 @@ impl GpuRows {
         TableCache::new(&self.state, table, bytes)
     }
 
-    /// Returns the access of a caller's kernel to rows of `table`: see `nvme_gpu_kernel`'s `TableRows`. It can
-    /// be passed to kernels until the store is closed; those that run then, or later, receive no rows any more.
+    /// Returns a launch through which a caller's kernel reads rows of `table`: see `nvme_gpu_kernel`'s `TableRows`. It
+    /// can be passed to kernels until the store is closed; kernels that run then, or later, receive no rows any more.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -447,7 +449,7 @@ impl GpuRows {
             out_stride: 0,
             status: 0,
         };
-        // Kernels that are not ours are not seen to end.
+        // The end of the caller's kernels cannot be seen, so that the memory is kept for good.
         self.state.is_kept.store(true, Ordering::Release);
         self.check_current(nvm::opcode::READ)?;
         self.launch(table, &request).ok_or_else(closed)
@@ -520,7 +522,7 @@ impl Drop for GpuRows {
         drop(self.watch.take());
         let is_idle = self.state.end();
         if !is_idle {
-            // A kernel may still use all of it.
+            // A kernel may still use the queues and the slots, so they are leaked.
             std::mem::forget(self.lent.take());
             std::mem::forget(self.slots.take());
         }

@@ -7,17 +7,18 @@ use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// Launches under way at a time, captured ones included.
+/// Largest number of launches in progress at a time, captured ones included.
 pub(super) const LAUNCHES: u32 = 4096;
 /// Keep-alive of a launch besides the words of its store: a cache, or the members of a stripe.
 pub(super) type Named = Option<Arc<dyn Any + Send + Sync>>;
-/// Abandoned launches before their list is examined.
+/// Number of abandoned launches at which their list is examined.
 const FEW_ABANDONED: usize = 32;
 
 /// The numbers of one store's launches.
 pub(super) struct LaunchNumbers {
     pub(super) free: Vec<u32>,
-    /// Reserved, or launched with a handle: number, and how many had ended before it. Not those of graphs.
+    /// Numbers that are reserved, or launched with a handle, without those of graphs: each with its count of ended
+    /// launches before.
     pub(super) held: HashMap<u32, u32>,
     /// Launches whose handle was dropped before their end.
     pub(super) abandoned: Vec<AbandonedLaunch>,
@@ -57,7 +58,7 @@ impl LaunchNumbers {
         over
     }
 
-    /// True if every launch has ended, but for those of graphs.
+    /// True if every launch has ended, apart from those of graphs.
     pub fn are_over(&self, ended: impl Fn(u32) -> u32) -> bool {
         let held = self.held.iter().map(|(number, before)| (*number, *before));
         let abandoned = self.abandoned.iter().map(|one| (one.number, one.before));

@@ -21,7 +21,7 @@ pub(super) struct LaunchParameters {
 }
 
 impl LaunchParameters {
-    /// Returns the words that come from table and request; those of queues and memory are 0.
+    /// Returns the words that the table and the request determine; the words of queues and memory are 0.
     pub fn gather(&self, table: &RowTable, request: &RowRequest) -> GatherLaunch {
         let units =
             table.first_byte | u64::from(table.row_bytes) | request.out | request.out_stride;
@@ -47,10 +47,10 @@ impl LaunchParameters {
     }
 }
 
-/// Returns the number of rows that a warp has under way: as many as its slots hold, and fewer where there are
-/// warps for all of them. Half the warps are used then, with [`FEW`] rows at least, or [`FEW_BYTES`]: a round
-/// costs a warp more than another row in it, but it copies 4 KiB at a time. Of 32 rows a warp has two: its
-/// queue is shared with few others then.
+/// Returns the number of rows that a warp reads at a time: as many as its slots hold, or fewer if there are warps for
+/// all rows. Half the warps are used then, with [`FEW`] rows at least, or [`FEW_BYTES`]: a further round costs a warp
+/// more than a further row in a round, but a warp copies 4 KiB at a time. For 32 rows a warp reads two: its queue is
+/// shared with few others then.
 fn lanes(slot_bytes: u64, count: u64, stations: u32) -> u32 {
     let fit = (WARP_BYTES / slot_bytes).clamp(1, 32);
     let warps = u64::from(stations * BLOCK_WARPS);

@@ -1,5 +1,5 @@
-//! An operation under way: polled and waited for in host memory, without a call into the driver. So it can be
-//! waited for while a kernel runs that itself waits for the drive (docs/adr/0008).
+//! An operation in progress: polled and waited for in host memory, without a call into the driver. So it can be waited
+//! for while a kernel runs that itself waits for the drive (docs/adr/0008).
 
 mod sequence;
 
@@ -106,7 +106,7 @@ impl PendingRows {
         self.parts.iter().any(PendingPart::is_captured)
     }
 
-    /// True if it will not run again: every graph that it was captured in is gone, or it is not in a graph and
+    /// True if it will not run again: every graph in which it was captured was destroyed, or it is not in a graph and
     /// has ended.
     pub fn is_over(&self) -> bool {
         leftovers::reap();
@@ -192,8 +192,8 @@ impl PendingRows {
     /// drive.
     ///
     /// # Errors
-    /// [`Error::Unfinished`] past the limit: it continues. Every other error is an [outcome](Self::outcome): it
-    /// has ended.
+    /// [`Error::Unfinished`] past the limit: the operation continues. Every other error is an [outcome](Self::outcome):
+    /// the operation has ended.
     pub fn wait(&self, limit: Duration) -> Result<GatherOutcome> {
         let begin = Instant::now();
         let mut looks = 0u32;

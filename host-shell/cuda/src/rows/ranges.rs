@@ -40,16 +40,16 @@ impl GpuRows {
     /// As [`gather`](Self::gather), for the addresses in `ranges`. The ranges lie inside the namespace.
     ///
     /// # Errors
-    /// As [`gather`](Self::gather); with too many launches under way nothing is read.
+    /// The conditions are those of [`gather`](Self::gather); if too many launches are in progress, nothing is read.
     pub unsafe fn read_ranges(&self, ranges: &[ReadRange], stream: u64) -> Result<PendingRows> {
         ReadRange::judge_all(ranges, self.gpu(), stream)?;
         let some: Vec<&ReadRange> = ranges.iter().filter(|range| range.bytes > 0).collect();
-        // All of them, or nothing is read.
+        // All launch numbers are reserved, or nothing is read.
         let slots = self.state.reserve(some.len().div_ceil(RANGES))?;
         LaunchSequence::run(self.gpu(), stream, |sequence| {
             let mut before = 0;
             for (some, slot) in some.chunks(RANGES).zip(slots) {
-                // SAFETY: the caller's.
+                // SAFETY: the caller keeps the conditions under `# Safety`.
                 let (part, count) = unsafe { self.read_some(some, slot, stream) }?;
                 sequence.add(part, before);
                 before += count;
@@ -106,12 +106,12 @@ impl GpuRows {
         self.piece_bytes()
     }
 
-    /// Puts a launch into `stream` that reads what the list names when it runs. A row of the [`PendingRows`] is a
-    /// piece.
+    /// Enqueues a launch in `stream` that reads the ranges which the list names when the launch runs. A row of the
+    /// [`PendingRows`] is a piece.
     ///
     /// # Safety
-    /// As [`gather`](Self::gather), for the list, the places that it names and the status. The list is whole before the
-    /// launch begins.
+    /// The conditions are those of [`gather`](Self::gather), for the list, the memory that it names and the status. The
+    /// list is complete before the launch begins.
     ///
     /// # Errors
     /// As [`gather`](Self::gather).
@@ -163,7 +163,7 @@ fn parts(some: &[&ReadRange], shift: u32) -> ([RangeTarget; RANGES], u64) {
 
 /// Returns log2 of the common alignment in bytes of the addresses of whole pieces, 4 at most.
 fn unit_shift(some: &[&ReadRange], shift: u32) -> u32 {
-    // A whole piece begins where the drive's bytes are a multiple of it.
+    // A whole piece begins at a multiple of its length in the drive's bytes.
     let begins = some.iter().map(|one| {
         let first = one.offset.next_multiple_of(1 << shift);
         one.to.wrapping_add(first - one.offset)

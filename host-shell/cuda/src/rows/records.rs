@@ -1,5 +1,5 @@
-//! Memory of gathers in halves, which the second launch leaves as the next gather needs it. It is used again and not
-//! freed: freeing GPU memory waits for all kernels, also for those that wait for the drive.
+//! Memory of gathers in halves, which the second launch leaves in the state that the next gather needs. It is reused
+//! and not freed: freeing GPU memory waits for all kernels, also for those that wait for the drive.
 
 use super::super::driver::Gpu;
 use super::super::memory::DeviceMemory;
@@ -16,7 +16,7 @@ pub(super) struct RecordPool {
     free: Mutex<Vec<DeviceMemory>>,
 }
 
-/// Memory of one gather, for as long as a launch of it, or a graph, may use it.
+/// Memory of one gather, for as long as a launch or a graph may use it.
 pub(super) struct RecordMemory {
     memory: Option<DeviceMemory>,
     pool: Arc<RecordPool>,

@@ -10,9 +10,9 @@ use nvme_gpu_kernel::rows::{ListHead, RangeTarget};
 /// Direction of an operation on rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowDirection {
-    /// From the drive to the addresses of the request.
+    /// Rows are copied from the drive to the addresses of the request.
     Read,
-    /// From the addresses of the request to the drive.
+    /// Rows are copied from the addresses of the request to the drive.
     Write,
 }
 
@@ -27,10 +27,11 @@ pub struct RowTable {
     pub row_bytes: u32,
 }
 
-/// Rows that are asked for, and where they go; of a scatter where they come from. Addresses are the GPU's.
+/// The rows of a request, and the memory that they are copied to; in a scatter, the memory that they are copied from.
+/// Addresses are the GPU's.
 #[derive(Clone, Copy, Debug)]
 pub struct RowRequest {
-    /// `count` ids, `i64` when `wide_ids`, else `i32`. 0 means rows 0, 1, 2 and so on.
+    /// Address of `count` ids, `i64` when `wide_ids`, else `i32`. 0 means rows 0, 1, 2 and so on.
     pub ids: u64,
     /// True if ids are `i64`.
     pub wide_ids: bool,
@@ -38,14 +39,14 @@ pub struct RowRequest {
     pub count: u64,
     /// Address of the first row of the request.
     pub out: u64,
-    /// Bytes from one row to the next there.
+    /// Bytes from one row of `out` to the next.
     pub out_stride: u64,
-    /// Address of an `i32` for each row, which receives its status, or 0.
+    /// Address of an `i32` for each row, which receives its status; 0 if none is wanted.
     pub status: u64,
 }
 
 impl RowRequest {
-    /// As [`judged`](Self::judged), for rows of `table` whose elements come out as `widen` says.
+    /// Checks the request as [`judged`](Self::judged) does, for rows of `table` whose elements `widen` converts.
     ///
     /// # Errors
     /// As [`judged`](Self::judged) and [`RowConversion::row_bytes`].
@@ -122,7 +123,7 @@ impl RowRequest {
 }
 
 impl ReadRange {
-    /// Judges the places of all of `ranges`, before anything of them is launched.
+    /// Checks the memory of all `ranges` before anything is launched.
     ///
     /// # Errors
     /// As [`Gpu::judge`].
@@ -170,13 +171,13 @@ pub struct ReadRange {
 /// Ranges that a kernel lists in GPU memory, to be read by a launch after it. Addresses are the GPU's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadList {
-    /// A [`ListHead`](nvme_gpu_kernel::rows::ListHead), and then its
-    /// [`RangeTarget`](nvme_gpu_kernel::rows::RangeTarget)s; a multiple of 8. First byte and place of each range are
-    /// equal modulo 16, and its pieces are those of a store's `listed_piece_bytes`.
+    /// Address of a [`ListHead`](nvme_gpu_kernel::rows::ListHead) with its
+    /// [`RangeTarget`](nvme_gpu_kernel::rows::RangeTarget)s behind it; a multiple of 8. First byte and target address
+    /// of each range are equal modulo 16, and its pieces have a store's `listed_piece_bytes`.
     pub list: u64,
     /// Ranges at most.
     pub ranges: u32,
-    /// Pieces of all of them at most.
+    /// Largest number of pieces of all ranges.
     pub pieces: u64,
     /// Address of an `i32` for each listed piece, which receives its status.
     pub status: u64,

@@ -32,8 +32,8 @@ impl GpuRows {
     /// As [`gather`](Self::gather).
     ///
     /// # Errors
-    /// As [`gather`](Self::gather); with too many launches under way nothing is written. After an error of the driver some
-    /// rows may be written, and none will be.
+    /// The errors of [`gather`](Self::gather); if too many launches are in progress, nothing is written. After an error
+    /// of the driver some rows may have been written, and no others will be.
     pub unsafe fn scatter(
         &self,
         table: &RowTable,
@@ -47,7 +47,7 @@ impl GpuRows {
         let most = most_rows(request);
         let written = self.state.written.address();
         let launches = request.count.div_ceil(most) as usize;
-        // All of them, or nothing is written.
+        // All launch numbers are reserved, or nothing is written.
         let slots = self.state.reserve(launches)?;
         self.state.are_scatters(&slots);
         LaunchSequence::run(self.gpu(), stream, |sequence| {

@@ -1,5 +1,5 @@
-//! Numbers of launches: each has summary words by which it reports its end, from before the launch until
-//! nothing can run it or query it any more.
+//! Numbers of launches: each has summary words in which the launch reports its end. A number is reserved before the
+//! launch, until nothing can run or query the launch any more.
 
 use super::super::captured::keep_with_graph;
 use super::super::leftovers::{self, LaunchLeftover};
@@ -20,9 +20,10 @@ enum SlotStage {
     InGraph,
 }
 
-/// The number of a launch, and what the launch needs until it has ended, or until no graph can run it any more.
+/// The number of a launch, and the objects that the launch needs until it has ended, or until no graph can run it any
+/// more.
 ///
-/// Handles share it, and for a captured launch the graph does. It keeps the words of the store.
+/// Handles share it, and for a captured launch the graph does. It keeps the words of the store alive.
 pub(super) struct LaunchSlot {
     state: Arc<RowsState>,
     number: u32,
@@ -56,7 +57,7 @@ impl RowsState {
             }
             (numbers, over)
         };
-        // Outside the lock: memory of the GPU may go with them.
+        // The objects are dropped outside the lock, because that may free memory of the GPU.
         drop(over);
         let numbers = numbers.ok_or_else(|| {
             Error::environment(
@@ -111,11 +112,11 @@ impl LaunchSlot {
         self.kernels.as_ref()
     }
 
-    /// Puts `launch` into `stream` by `put`, which gets it with the words of this number. Until it has ended, or for as
-    /// long as a graph may run it, `kernels` and what is `named` stay.
+    /// Enqueues `launch` in `stream` by `put`, which receives it with the words of this number. Until it has ended, or
+    /// for as long as a graph may run it, `kernels` and `named` are kept alive.
     ///
     /// # Errors
-    /// Those of `put`, and [`Error::Environment`] with the driver's answer: it is not in the stream then.
+    /// The errors of `put`, and [`Error::Environment`] with the driver's answer: the launch is not in the stream then.
     pub fn put(
         self,
         launch: GatherLaunch,

@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 /// Pause between two polls of the gate.
 const NAP: Duration = Duration::from_micros(20);
 
-/// Memory that every block of a launch uses besides its queues. Launches over stripes keep that of each drive
-/// alive. It is separate from the [`RowsState`], which has the list of abandoned launches: otherwise such a
-/// launch would keep itself alive.
+/// Memory that every block of a launch uses besides its queues. Launches over stripes keep the memory of each drive
+/// alive. It is separate from the [`RowsState`], which has the list of abandoned launches: otherwise such a launch
+/// would keep itself alive.
 pub(in super::super) struct StationMemory {
     pub(super) board: LaunchMailbox,
     /// A word for each station, 0 while it is free.
@@ -35,7 +35,7 @@ pub(in super::super) struct StationMemory {
 pub(super) struct GatherCounts {
     pub owned: AtomicU64,
     pub shared: AtomicU64,
-    /// Gathers in halves whose first launch may take such queues.
+    /// Number of gathers in halves whose first launch may take such queues.
     pub begun: AtomicU64,
 }
 
@@ -53,7 +53,7 @@ pub(in super::super) struct RowsState {
     launches: Mutex<LaunchNumbers>,
     /// The host has the queues.
     is_stopped: AtomicBool,
-    /// Groups did not leave: the GPU may still use everything.
+    /// True if groups did not leave: the GPU may still use all memory.
     is_stuck: AtomicBool,
     /// Facts about the namespace on which launches rely. They hold the device open, which launches that outlive
     /// their store must not do.
@@ -62,7 +62,7 @@ pub(in super::super) struct RowsState {
     pub(super) counts: GatherCounts,
     /// Memory of gathers in halves.
     pub(super) records: Arc<RecordPool>,
-    /// A kernel of the caller's may name this memory at any time: it is never freed.
+    /// True if a caller's kernel may use this memory at any time: it is never freed.
     pub is_kept: AtomicBool,
 }
 
@@ -94,8 +94,8 @@ impl RowsState {
         })
     }
 
-    /// Gives lost stations back, with their cells: their commands have ended. A block that has claimed another one
-    /// and not passed the gate yet keeps it.
+    /// Frees lost stations, with their cells: their commands have ended. A block that has claimed another station and
+    /// not passed the gate yet keeps it.
     fn free_lost(&self) -> Result<()> {
         let gate = self.memory.board.gate();
         while let Some(station) = gate.take_lost() {
@@ -112,8 +112,8 @@ impl RowsState {
     /// any more.
     pub fn end(&self) -> bool {
         self.memory.board.gate().close_for_good();
-        // Not by way of `stop`: a reset that another thread carries out may be waiting in it for
-        // the same groups. Two threads that wait for each other there would never end.
+        // `stop` is not used here: a reset by another thread may be waiting in it for the same groups, and two threads
+        // that wait for each other would never end.
         self.have_left()
     }
 
@@ -129,16 +129,16 @@ impl RowsState {
         true
     }
 
-    /// Looks whether the namespace is what launches were made for.
+    /// Checks whether the namespace still has the properties that launches were made for.
     ///
     /// # Errors
-    /// [`Error::Changed`](nvme_driver::Error::Changed) when it is not; those of Identify when that is not known.
+    /// [`Error::Changed`](nvme_driver::Error::Changed) if it has not; the errors of Identify if that is unknown.
     pub fn check_current(&self) -> Result<()> {
         self.footing(|footing| footing.check(nvm::opcode::READ))
             .unwrap_or(Ok(()))
     }
 
-    /// Returns the standing by the facts that are known: sends nothing and waits for nothing.
+    /// Returns the state of the facts as they are known: sends nothing and waits for nothing.
     pub fn standing(&self) -> FactsStanding {
         self.footing(|footing| footing.standing(nvm::opcode::READ))
             .unwrap_or(FactsStanding::Holds)
@@ -154,8 +154,8 @@ impl RowsState {
         lock(&self.launches)
     }
 
-    /// True if nothing on the GPU refers to this memory any more: every launch has ended that is not one of a
-    /// graph, which keeps everything that it needs, and no kernel of the caller's may come.
+    /// True if nothing on the GPU refers to this memory any more: every launch has ended that is not in a graph, which
+    /// keeps its own objects alive, and no kernel of the caller may use it later.
     pub(super) fn is_over(&self) -> bool {
         let are_over = self
             .launches()
@@ -192,7 +192,7 @@ impl QueueUsers for RowsState {
             let _guest = self.gpu.enter()?;
             self.free_lost()
         };
-        // Only its own namespace matters here; changes of the other namespaces do not.
+        // Only this namespace matters here; changes of other namespaces do not.
         let may_pass = || {
             let read = self.footing(|footing| footing.check_read(nvm::opcode::READ));
             read.unwrap_or(Ok(())).is_ok()

@@ -1,4 +1,4 @@
-//! Rows that a kernel of the caller consumes where they arrive: each byte once, in the order of the drive, or
+//! Rows that a kernel of the caller uses in the buffers of their reads: each byte once, in the order of the drive, or
 //! rows that it selects.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
@@ -21,12 +21,12 @@ impl GpuRows {
     }
 
     /// Launches in `stream` a kernel of `module` whose warps read the rows of `table` by
-    /// `nvme_gpu_kernel::RangeStream`, and count the parts that they could not use. `argument` builds its argument
-    /// from the words of its rows, whose `count` is `parts`. The grid is `blocks`, or as many blocks as have a
-    /// warp for each part and a station.
+    /// `nvme_gpu_kernel::RangeStream`, and count the parts that they could not use. `argument` makes the kernel's
+    /// argument from the launch of its rows, whose `count` is `parts`. The grid is `blocks`, or as many blocks as have
+    /// a warp for each part and a station.
     ///
     /// # Safety
-    /// `function` takes one `T`; as [`gather`](Self::gather) for the addresses in it.
+    /// `function` takes one `T`; the conditions of [`gather`](Self::gather) hold for the addresses in it.
     ///
     /// # Errors
     /// As [`gather`](Self::gather); [`Error::Usage`] for a kernel of another GPU.
@@ -40,11 +40,11 @@ impl GpuRows {
     ) -> Result<PendingRows> {
         self.check_inside(table)?;
         let launch = (parts, 1 << self.piece_shift(), blocks);
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.put(table, launch, kernel, argument, stream) }
     }
 
-    /// Returns how many rows of `table` a warp's slots hold, 32 at most: as many lanes read at a time.
+    /// Returns the number of rows of `table` that a warp's slots hold, 32 at most: as many lanes read at a time.
     pub fn reading_lanes(&self, table: &RowTable) -> u32 {
         match self.fits(table) {
             true => (WARP_BYTES / self.slot_bytes(table).max(1)).min(32) as u32,
@@ -52,15 +52,15 @@ impl GpuRows {
         }
     }
 
-    /// Puts a kernel of `module` into `stream` whose warps read rows of `table` by `nvme_gpu_kernel::WarpReads` for
-    /// `count` pieces of work, `lanes` at a time, and count those that failed: `argument` makes what it takes of the
-    /// words of its rows.
+    /// Enqueues a kernel of `module` in `stream` whose warps read rows of `table` by `nvme_gpu_kernel::WarpReads` for
+    /// `count` work items, `lanes` at a time, and count the items that failed: `argument` makes the kernel's argument
+    /// from the launch of its rows.
     ///
     /// # Safety
     /// As [`stream`](Self::stream).
     ///
     /// # Errors
-    /// As [`stream`](Self::stream); [`Error::Usage`] for rows that slots do not hold for as many lanes.
+    /// The errors of [`stream`](Self::stream); [`Error::Usage`] for rows that slots cannot hold for so many lanes.
     pub unsafe fn read_by_warps<T: Copy>(
         &self,
         table: &RowTable,
@@ -81,7 +81,7 @@ impl GpuRows {
             ));
         }
         let launch = (count, self.slot_bytes(table) as u32, None);
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.put(table, launch, kernel, |rows| Ok(argument(rows)), stream) }
     }
 
@@ -122,9 +122,8 @@ impl GpuRows {
         self.start(launch, (self.slot()?, None), stream, |_, rows, blocks| {
             let argument = argument(rows)?;
             let blocks = of_caller.unwrap_or(LaunchSize::plain(blocks, BLOCK_THREADS));
-            // SAFETY: the caller's; the other addresses are ours until the gate is closed for good
-            // and no group is inside. A launch that comes later finds it closed and touches none of
-            // them.
+            // SAFETY: the caller vouches for the argument; the other addresses are ours until the gate is closed for
+            // good and no group is inside. A launch that comes later finds it closed and touches none of them.
             unsafe { module.launch_on(stream, function, blocks, &argument) }
         })
     }

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Drives in stripes whose queues a GPU drives.
 pub struct StripedRows {
     members: Vec<Arc<GpuRows>>,
-    /// States of the members, by which the outcome of a launch is judged.
+    /// States of the members, which determine the outcome of a launch.
     states: Arc<[Arc<RowsState>]>,
     words: Arc<StripeWords>,
     stations: u32,
@@ -32,8 +32,7 @@ pub struct StripedRows {
     timeout: Duration,
 }
 
-/// Memory that launches over the stripes refer to: kept until they have ended, and for as long as a graph may
-/// run one.
+/// Memory that launches over the stripes refer to: kept until they have ended, and for as long as a graph may run one.
 struct StripeWords {
     /// A word for each station, 0 while it is free, and a [`StripedMember`] for each drive.
     memory: DeviceMemory,
@@ -42,9 +41,9 @@ struct StripeWords {
 }
 
 impl StripedRows {
-    /// Joins the members in stripes of `stripe_bytes` bytes, `len` bytes in all. `None` for arrangements that
-    /// the kernel does not support: members of several GPUs, more than [`MEMBERS`] of them, stripes of other
-    /// sizes than a power of two, and 2^32 stripes or more.
+    /// Joins the members in stripes of `stripe_bytes` bytes, `len` bytes in all. `None` for arrangements that the
+    /// kernel does not support: members of several GPUs, more than [`MEMBERS`] of them, a stripe size that is no power
+    /// of two, and 2^32 stripes or more.
     ///
     /// # Errors
     /// Without memory.
@@ -142,7 +141,7 @@ impl StripedRows {
             failed_as: wide.failed_as(ways.failed),
             ..self.launch(words.memory.address(), table, &wide.stored)
         };
-        // SAFETY: the caller's; the launch puts all stored rows where they belong.
+        // SAFETY: the caller keeps the conditions; the launch stores all rows where the request wants them.
         let pending = unsafe {
             first.widened(&wide, stream, |slot| {
                 let named = TableMap::named(map, Some(Arc::clone(words) as _));
@@ -210,6 +209,6 @@ fn head(stations: u32) -> u64 {
 }
 
 fn bytes_of(member: &StripedMember) -> [u8; size_of::<StripedMember>()] {
-    // SAFETY: integers alone, without padding: 64 bytes.
+    // SAFETY: the structure has only integers, without padding: 64 bytes.
     unsafe { std::mem::transmute(*member) }
 }

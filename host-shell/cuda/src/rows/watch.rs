@@ -41,7 +41,7 @@ impl LaunchWatch {
                     continue;
                 }
                 let reset = session.reset("a command of a GPU's gather or scatter got no answer");
-                // A reset that did not take place opened nothing either.
+                // If the reset failed, nothing has opened the gate again either.
                 if reset.is_err() {
                     state.memory.board.gate().close_for_good();
                     // Threads that wait for an outcome then learn that nothing can be read again.
@@ -66,7 +66,7 @@ impl Drop for LaunchWatch {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It panics only where a lock is poisoned, and has ended then.
+            // The thread panics only if a lock is poisoned, and has ended then.
             let _ = thread.join();
         }
     }

@@ -1,9 +1,9 @@
-//! Rows converted to a wider format: a gather puts the stored rows into the last bytes of the places of the wide ones,
-//! and a second launch after it in the stream widens them there.
+//! Rows converted to a wider format: a gather stores each row in the last bytes of the space of its converted row, and
+//! a second launch after it in the stream widens it there.
 //!
-//! A row that was not read is one of zeros, or of NaN, when it was gathered, whatever failed it, and is widened to the same,
-//! and to NaN by a scale that is NaN: the second launch knows no row status. The row status and the counts of failures are
-//! the gather's.
+//! The gather fills a row that it could not read with zeros or NaN. The second launch, which does not know the status,
+//! widens them like any row: to zeros or NaN, and to NaN if the scale is NaN. The row status and the counts of failures
+//! are the gather's.
 
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
@@ -27,7 +27,8 @@ pub(super) struct WideRows {
 }
 
 impl WideRows {
-    /// Plans the gather; without a conversion, rows keep their stored format. With it comes the address of its scales.
+    /// Plans the gather; without a conversion, rows keep their stored format. The conversion comes with the address of
+    /// its scales.
     ///
     /// # Errors
     /// [`Error::Usage`] for stored rows that are not whole blocks, and for an output that is not aligned to its
@@ -109,8 +110,8 @@ impl WideRows {
         Ok(Some((conversion, address)))
     }
 
-    /// Returns what the gather makes of rows that it cannot read, as [`GatherLaunch::failed_as`] has it. Zeros are those of
-    /// the stored format.
+    /// Returns the content of rows that the gather cannot read, in the encoding of [`GatherLaunch::failed_as`]. Zeros
+    /// are those of the stored format.
     pub fn failed_as(&self, failed: FailedContent) -> u32 {
         match failed {
             FailedContent::Zeros => self.widened.map_or(0, |widened| widened.format),
@@ -118,7 +119,7 @@ impl WideRows {
         }
     }
 
-    /// Returns the second launch, but for its end: `None` for rows that come out as they are stored.
+    /// Returns the second launch, without its output's end; `None` for rows that keep their stored format.
     pub fn launch(&self) -> Option<WidenLaunch> {
         self.widened
     }
@@ -126,8 +127,8 @@ impl WideRows {
     /// Puts the second launch into `stream`, as launch `slot`; `named` stays until it has ended.
     ///
     /// # Safety
-    /// The rows were gathered before it in the stream. Ids, rows and scales stay until it has ended, and for as long as a
-    /// graph that captured it may be launched.
+    /// The rows were gathered before it in the stream. Ids, rows and scales stay valid until it has ended, and for as
+    /// long as a graph that captured it may be launched.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.
@@ -148,7 +149,7 @@ impl WideRows {
         };
         let slot = slot.put(gather, (kernels, named), stream, |gather| {
             let widened = WidenLaunch { gather, ..widened };
-            // SAFETY: the kernel takes one `WidenLaunch`; the caller's.
+            // SAFETY: the kernel takes one `WidenLaunch`; the caller vouches for its addresses.
             unsafe { kernels.launch(stream, kernels.widen_rows, blocks, &widened) }
         })?;
         Ok(PendingRows::of_kernel(slot))

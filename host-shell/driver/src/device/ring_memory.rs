@@ -77,7 +77,7 @@ impl RingMemory {
         let mut size = Cmbsz(0);
         size.set_sqs(true);
         size.set_cqs(true);
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { Self::new(start, bytes, address, size, keep) }
     }
 

@@ -268,10 +268,10 @@ impl Drop for OwnedPair {
             std::mem::forget(Arc::clone(&self.doorbells));
             return;
         }
-        // SAFETY: dropped once, here, and before the memory that its rings lie in: dropping the queue first
-        // ends the last references to that memory. `memory` below follows the same rule.
+        // SAFETY: it is dropped once, here, and before the memory that its rings lie in: dropping the queue first ends
+        // the last references to that memory. `memory` below follows the same rule.
         unsafe { ManuallyDrop::drop(&mut self.queue) };
-        // SAFETY: dropped once, here, after the queue and all that its commands held.
+        // SAFETY: it is dropped once, here, after the queue and all that its commands held.
         unsafe { ManuallyDrop::drop(&mut self.memory) };
         // SAFETY: as above.
         unsafe { ManuallyDrop::drop(&mut self.pieces) };

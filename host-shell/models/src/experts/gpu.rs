@@ -397,7 +397,7 @@ impl GpuExperts {
             (kernels.product_wide, like.tiles(), 0)
         } else {
             let threads = u64::from(admit.pairs) * u64::from(rows) * 32;
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the conditions under `# Safety`.
             return unsafe { self.launch(kernels.product, threads, &product, stream) };
         };
         let blocks = LaunchSize {
@@ -406,7 +406,7 @@ impl GpuExperts {
             threads: BLOCK_THREADS,
             shared_bytes,
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe {
             kernels
                 .module
@@ -441,7 +441,7 @@ impl GpuExperts {
         stream: u64,
     ) -> Result<()> {
         let blocks = threads.div_ceil(BLOCK_THREADS.into()).clamp(1, MOST_BLOCKS);
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe {
             self.kernels
                 .module

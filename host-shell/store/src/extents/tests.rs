@@ -72,7 +72,7 @@ fn rows_come_from_their_ranges_and_some_from_several() {
             assert!(!name.is_empty());
             check(&store, &all, &ranges, row_bytes, &ids);
         }
-        // A row in four ranges, one of them of one byte.
+        // This row lies in four ranges, one of which has one byte.
         let ranges = [900..1000, 5000..5001, 1..3, 512..769, 40_000..40_360];
         check(&store, &all, &ranges, 360, &[0, 1, 1, 0]);
     }

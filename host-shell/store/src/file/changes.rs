@@ -1,6 +1,6 @@
-//! Detection of writes to a file, by this process or by another program: counts of our own writes, and the
-//! timestamps of the file system for the others. A caller that keeps bytes of the file can compare them to learn
-//! that its copy is stale.
+//! Detection of writes to a file, by this process or by another program: a count of our own writes, and the file
+//! system's timestamps for writes of others. A caller that keeps bytes of the file can compare them to learn that its
+//! copy is stale.
 
 use super::regular::RegularFile;
 use nvme_driver::lock::lock;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, Weak};
 /// Counts of writes by the device and inode of a file.
 type WritesByFile = HashMap<(u64, u64), Weak<AtomicU64>>;
 
-/// The writes of this process to each file that is open: several stores may lie on one.
+/// The number of this process's writes to each open file: several stores may lie on one file.
 static WRITES: Mutex<Option<WritesByFile>> = Mutex::new(None);
 
 /// The writes to an open file.

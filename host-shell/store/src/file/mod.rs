@@ -1,6 +1,6 @@
-//! A file or a block device as a member: by `io_uring`, or by `pread` where that is refused.
+//! A file or a block device as a member of a store: by `io_uring`, or by `pread` if that is refused.
 //!
-//! Bytes are the blocks here: the kernel reads and writes any range, so that nothing is read before a write,
+//! The block size of a file is one byte: the kernel reads and writes any range, so that nothing is read before a write,
 //! and stores of several processes see each other's writes.
 
 mod changes;
@@ -29,7 +29,8 @@ const PAGE: u32 = 4096;
 /// Opens the file or block device at `path`.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::Usage`] for what is neither, and for a block device that is in use.
+/// [`Error::File`]; [`Error::Usage`] for a path that is neither a file nor a block device, and for a block device that
+/// is in use.
 pub(crate) fn open(path: &str, options: &StoreOptions) -> Result<StoreMember> {
     open_on(path, options, &SysfsHost::here())
 }
@@ -116,7 +117,7 @@ fn member(
     })
 }
 
-/// Opens for writing where that is allowed; else says why the store is for reading only.
+/// Opens the file for writing if that is allowed; else returns the reason why the store is for reading only.
 fn open_file(
     path: &Path,
     options: &StoreOptions,
@@ -177,8 +178,8 @@ fn check_unused(host: &SysfsHost, path: &Path, number: u64, is_written: bool) ->
     if !is_written {
         usage.holders.retain(|holder| !holder.is_program());
     }
-    // Programs of other users are not seen by those who are not root, to whom the device may belong
-    // all the same. What cannot be seen is counted as unknown, not as free.
+    // An ordinary user, to whom the device may belong, does not see the programs of other users. Here a use that cannot
+    // be seen is not counted as a use.
     let unseen = usage.list_unseen();
     usage.unseen.clear();
     usage.refuse(&path.display().to_string(), "; or choose another device")?;

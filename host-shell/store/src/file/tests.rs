@@ -1,4 +1,4 @@
-//! Tests of stores on files: both ways of IO, errors of the medium, durability.
+//! Tests of stores on files: both kinds of IO, errors of the medium, durability.
 
 use super::*;
 use crate::lane::LaneOperation;
@@ -10,7 +10,7 @@ use nvme_driver::sysfs::testing::Tree;
 
 const BOTH: [FileIo; 2] = [FileIo::Pread, FileIo::Uring];
 
-/// Options for each way of file access that this machine allows.
+/// Returns options for each kind of file access that this machine allows.
 fn ways() -> impl Iterator<Item = StoreOptions> {
     let has_uring = has_uring();
     let here = move |way: &FileIo| *way == FileIo::Pread || has_uring;
@@ -147,7 +147,7 @@ fn a_block_device_in_use_is_refused() {
 
 #[test]
 fn the_system_may_refuse_io_uring() {
-    // As a container does: no descriptors are left for a ring.
+    // The limit on descriptors leaves none for a ring, as in some containers.
     let file = TestFile::new(4096);
     let path = open(&file.text(), &options()).unwrap().path;
     assert_eq!(path.path == "io_uring", has_uring(), "{}", path.why);

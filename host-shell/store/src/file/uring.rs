@@ -23,7 +23,7 @@ use std::sync::Arc;
 struct UringOperation {
     command: LaneCommand,
     tag: Option<u32>,
-    /// Bytes that earlier parts of it have moved.
+    /// Bytes that earlier parts of the operation have moved.
     moved: u32,
 }
 
@@ -40,13 +40,13 @@ pub(super) struct UringLane {
     with_kernel: usize,
     /// Operations with a tag.
     in_flight: usize,
-    /// Slots that are to be submitted again: the rest of a short transfer.
+    /// Slots that are submitted again, for the remaining bytes of a short transfer.
     again: Vec<usize>,
 }
 
 impl UringLane {
     /// # Errors
-    /// Those of the system: containers often refuse the call (EPERM, ENOSYS).
+    /// The errors of the system: containers often refuse the call (EPERM, ENOSYS).
     pub fn new(file: &Arc<RegularFile>, depth: u32) -> io::Result<Self> {
         let depth = depth as usize;
         let slots = depth + LARGE_SLOTS;
@@ -89,12 +89,12 @@ impl UringLane {
             LARGE_BYTES
         };
         let len = bytes.min(size) as usize;
-        // SAFETY: inside the slot, whose memory is zeroed and lives as long as `self`; the caller took the slot
-        // from a free list, or its operation has ended, so the kernel does not touch it.
+        // SAFETY: the range is inside the slot, whose memory is zeroed and lives as long as `self`; the caller took the
+        // slot from a free list, or its operation has ended, so the kernel does not touch it.
         unsafe { std::slice::from_raw_parts_mut(self.start(slot), len) }
     }
 
-    /// Hands the rest of a slot's operation to the ring.
+    /// Submits the remaining bytes of a slot's operation to the ring.
     fn push(&mut self, slot: usize, operation: &UringOperation) -> io::Result<()> {
         let file = types::Fd(self.file.file.as_raw_fd());
         let UringOperation { command, moved, .. } = operation;
@@ -178,7 +178,8 @@ impl UringLane {
     fn enter(&mut self, wanted: usize) -> io::Result<()> {
         match self.ring.submit_and_wait(wanted) {
             Ok(_) => Ok(()),
-            // Completions have to be taken first, or a signal came: the next call submits the rest.
+            // The kernel wants completions taken first, or a signal came: the next call submits the remaining
+            // operations.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN)) => {
                 Ok(())
             }
@@ -302,8 +303,8 @@ impl Drop for UringLane {
             }
             self.reap(&mut |_, _| ());
         }
-        // SAFETY: dropped once, here, and not used afterwards. No operation is in flight, so the kernel no
-        // longer reads or writes the slots; with one in flight the memory is leaked above.
+        // SAFETY: it is dropped once, here, and not used afterwards. No operation is in flight, so the kernel no longer
+        // reads or writes the slots; with one in flight the memory is leaked above.
         unsafe { ManuallyDrop::drop(&mut self.memory) };
     }
 }

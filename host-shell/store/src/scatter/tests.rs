@@ -34,7 +34,7 @@ proptest! {
             pattern(7, seed, &mut src);
             let mut status = vec![9; ids.len()];
             let report = table.scatter(ids[..].into(), &src, DuplicateIds::Last, Some(&mut status)).unwrap();
-            // One id out of range, and nothing is written.
+            // If one id is out of range, nothing is written.
             let is_valid = |id: &i64| (0..rows as i64).contains(id);
             let all_valid = ids.iter().all(is_valid);
             let failed = if all_valid { 0 } else { ids.len() };
@@ -154,7 +154,7 @@ fn scatters_that_cannot_be_are_refused() {
     assert!(error.unwrap_err().to_string().contains("reading only"));
 }
 
-/// Long scatters go in several parts, which share blocks.
+/// Long scatters are executed in several parts, which share blocks.
 #[test]
 fn a_long_scatter_is_right_across_its_parts() {
     let store = of_sim("size=16MiB&block=4096");
@@ -173,7 +173,7 @@ fn a_long_scatter_is_right_across_its_parts() {
     assert!(all[100 + 9_000 * 1500..].iter().all(|byte| *byte == 0));
 }
 
-/// Failed reads and writes of shared blocks: rows say so, and what lies beside them is as it was.
+/// If reads or writes of shared blocks fail, the rows report it, and the bytes beside them are unchanged.
 #[test]
 fn a_failed_command_fails_its_rows_and_harms_no_others() {
     for (fault, code) in [

@@ -1,4 +1,4 @@
-//! Tests of tables: rows of any size and place, against the bytes of the store.
+//! Tests of tables: rows of any size and offset, against the bytes of the store.
 
 use super::*;
 use crate::testing::{SHORT, TestFile, every_kind, of_file, of_sim, options, pattern};
@@ -183,7 +183,7 @@ fn many_threads_gather_from_one_table() {
     }
 }
 
-/// A block of the medium fails: exactly the rows that lie in it say so, whatever was joined.
+/// If a block of the medium fails, exactly the rows that lie in it report that, whichever commands were joined.
 #[test]
 fn exactly_the_rows_of_a_bad_block_fail() {
     let file = TestFile::new(1 << 20);
@@ -192,7 +192,7 @@ fn exactly_the_rows_of_a_bad_block_fail() {
     let store = Store::open(&device, &options()).unwrap();
     let all = filled(&store);
     drop(store);
-    // Each read fails: so do all rows.
+    // If each read fails, so do all rows.
     let every = format!("{device}&fault=status:0x281@op=read,every=1");
     let store = Store::open(&every, &options()).unwrap();
     let table = store.table(0, 256, 4096).unwrap();
@@ -232,8 +232,8 @@ fn exactly_the_rows_of_a_bad_block_fail() {
     let _ = check(&table, &all, &ids);
 }
 
-/// What a controller does wrong ends rows with a status, or not at all; it makes none wrong. A controller whose data
-/// come after its completion (`latedata`) cannot be found out, and is not here.
+/// A controller's faults end rows with a status, or not at all; they make none wrong. A controller whose data arrive
+/// after its completion (`latedata`) cannot be detected, and is not tested here.
 #[test]
 fn no_planned_fault_makes_a_row_wrong() {
     let names = FAULTS.map(|fault| fault.split(':').next().unwrap());
@@ -256,7 +256,7 @@ fn no_planned_fault_makes_a_row_wrong() {
     gather_with("cfs@op=read,nth=2&fault=stuckready@nth=2");
 }
 
-/// What another host does while rows are read, and what the report says; empty where rows stay what they were.
+/// Changes that another host makes while rows are read, and the report's text; empty if rows are unchanged.
 const CHANGES: [(&str, &str); 8] = [
     (
         "format:4096",
@@ -431,7 +431,7 @@ fn rows_without_an_error_of_their_own_are_reported_by_status() {
     );
 }
 
-/// Also where a command for another row failed before, for another reason.
+/// The report has the error of its first row, also if a command for another row failed before for another reason.
 #[test]
 fn the_error_of_a_report_is_that_of_its_first_row() {
     let mut outcome = RowOutcome::new(2);
@@ -453,7 +453,7 @@ fn a_row_is_right_when_all_of_its_bytes_have_come_and_no_command_failed() {
     let store = of_sim("size=1MiB&block=512");
     let table = store.table(0, 2, 4096).unwrap();
     let ids = [1i64];
-    // Which commands of the row end, in this order, and whether they fail.
+    // Commands of the row in the order in which they end, and whether each fails.
     let ways: [(&[(usize, bool)], i32); 5] = [
         (&[(0, false)], RowStatus::NotRun.code()),
         (&[(1, false)], RowStatus::NotRun.code()),

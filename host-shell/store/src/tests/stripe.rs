@@ -1,4 +1,4 @@
-//! What has to hold of every member of a stripe, whichever it is.
+//! Rules that hold for every member of a stripe.
 
 use super::super::testing::{TestFile, of_file, options};
 use super::super::{DuplicateIds, FileIo, Store, StoreOptions};
@@ -20,7 +20,7 @@ fn a_stripe_is_written_only_where_every_member_is() {
         };
         let members = files.iter().enumerate().map(member).collect();
         let store = Store::stripe(members, STRIPE).unwrap();
-        // Also where no byte of it lies on the member.
+        // The write is refused also if none of its bytes lies on the protected member.
         for offset in [0, STRIPE, 2 * STRIPE] {
             let text = usage(store.write_at(offset, &[1]));
             assert!(text.contains("reading only"), "{protected}: {text}");
@@ -64,7 +64,7 @@ fn a_stripe_ends_with_its_shortest_member() {
     }
 }
 
-/// A boundary of a drive is one of its own blocks, and not of the stripe's bytes.
+/// A boundary of a drive counts in its own blocks, not in the stripe's bytes.
 #[test]
 fn commands_do_not_cross_boundaries_of_their_member() {
     let boundary = 24 * 512;

@@ -20,7 +20,7 @@ mod gpu {
     #[inline(always)]
     pub fn tick() {
         let now: u64;
-        // SAFETY: reads a special register; touches no memory. Not pure, so that it stays.
+        // SAFETY: this reads a special register; touches no memory. Not pure, so that it stays.
         unsafe { asm!("mov.u64 {}, %clock64;", out(reg64) now, options(nostack)) };
         let _ = now;
     }
@@ -29,7 +29,7 @@ mod gpu {
     #[inline(always)]
     pub fn fence_sc(scope: Scope) {
         match scope {
-            // SAFETY: touches no memory by itself.
+            // SAFETY: the instruction touches no memory by itself.
             Scope::Sys => unsafe { asm!("fence.sc.sys;", options(nostack)) },
             // SAFETY: as above.
             _ => unsafe { asm!("fence.sc.gpu;", options(nostack)) },
@@ -79,7 +79,7 @@ mod gpu {
     #[inline(never)]
     fn place(thread: u32) -> u32 {
         let first: u32;
-        // SAFETY: names a static shared array; takes its address only.
+        // SAFETY: the instruction names a static shared array; takes its address only.
         unsafe {
             asm!("{{ .shared .align 16 .b8 litmus_places[4096]; mov.u32 {}, litmus_places; }}",
                 out(reg32) first, options(nostack));

@@ -61,7 +61,7 @@ mod gpu {
     /// What was stored and loaded before comes before what is stored and loaded after, for every processor.
     #[inline(always)]
     pub fn fence() {
-        // SAFETY: touches no memory by itself.
+        // SAFETY: the instruction touches no memory by itself.
         unsafe { asm!("fence.acq_rel.sys;", options(nostack)) };
     }
 

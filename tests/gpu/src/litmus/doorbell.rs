@@ -258,7 +258,7 @@ fn run(
     });
     let mut bytes = [0; size_of::<work::LaunchReport>()];
     report.download(0, &mut bytes)?;
-    // SAFETY: as many bytes as the struct has, all of whose fields are integers.
+    // SAFETY: the slice has as many bytes as the struct, all of whose fields are integers.
     let counts: work::LaunchReport = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
     let (Ok(back), Ok(served)) = (back, served) else {
         return Ok(Err("a thread of the CPU panicked".to_owned()));

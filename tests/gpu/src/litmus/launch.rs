@@ -179,7 +179,7 @@ impl Litmus {
     fn counts(&self) -> Result<Counts> {
         let mut bytes = [0; size_of::<Counts>()];
         self.counts.download(0, &mut bytes)?;
-        // SAFETY: as many bytes as the struct has, all of whose fields are integers.
+        // SAFETY: the slice has as many bytes as the struct, all of whose fields are integers.
         Ok(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
     }
 }

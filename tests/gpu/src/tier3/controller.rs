@@ -195,7 +195,7 @@ impl<'i> Controller<'i> {
         }
         let mut bytes = [0; size_of::<Shared>()];
         self.own.download(0, &mut bytes).map_err(text)?;
-        // SAFETY: as many bytes as the struct has, all of whose fields are integers.
+        // SAFETY: the slice has as many bytes as the struct, all of whose fields are integers.
         Ok(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
     }
 

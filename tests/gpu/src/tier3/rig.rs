@@ -156,7 +156,7 @@ impl Rigged for PeerRig<'_> {
         let mut report = [0; size_of::<LaunchReport>()];
         self.report.download(0, &mut report).map_err(text)?;
         Ok(Outcome {
-            // SAFETY: as many bytes as the struct has, all of whose fields are integers.
+            // SAFETY: the slice has as many bytes as the struct, all of whose fields are integers.
             report: unsafe { std::ptr::read_unaligned(report.as_ptr().cast()) },
             accounts: words.chunks_exact(4).map(word).collect(),
         })

@@ -201,7 +201,7 @@ impl Child {
 
     fn wait(&self, flags: i32) -> Option<Ended> {
         let mut status = 0;
-        // SAFETY: writes one integer.
+        // SAFETY: the call writes one integer.
         match unsafe { libc::waitpid(self.0, &mut status, flags) } {
             0 => None,
             _ if libc::WIFEXITED(status) => Some(Ended::Exit(libc::WEXITSTATUS(status))),

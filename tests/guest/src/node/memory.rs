@@ -24,11 +24,11 @@ pub fn memfd(bytes: usize) -> Result<File, String> {
     if fd < 0 {
         return Err(format!("memfd_create: errno {}", node::errno()));
     }
-    // SAFETY: a new descriptor, ours alone.
+    // SAFETY: the call has just created the descriptor, which nothing else owns.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(bytes as u64)
         .map_err(|error| format!("ftruncate: {error}"))?;
-    // SAFETY: takes numbers.
+    // SAFETY: the call takes numbers.
     match unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) } {
         0 => Ok(file),
         _ => Err(format!("F_ADD_SEALS: errno {}", node::errno())),

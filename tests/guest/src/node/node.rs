@@ -165,10 +165,10 @@ pub fn arena(bytes: usize) -> Result<*mut u8, String> {
 
 /// A counter that does not block its reader.
 pub fn eventfd() -> Result<File, String> {
-    // SAFETY: takes numbers, and gives a descriptor that is ours.
+    // SAFETY: the call takes numbers, and gives a descriptor that is ours.
     let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
     match fd {
-        // SAFETY: a new descriptor, ours alone.
+        // SAFETY: the call has just created the descriptor, which nothing else owns.
         0.. => Ok(unsafe { File::from_raw_fd(fd) }),
         _ => Err(format!("eventfd: errno {}", errno())),
     }

@@ -38,7 +38,7 @@ impl Absent {
         let both = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let page = node::mapped(PAGE, both, flags, -1).map_err(|errno| format!("mmap: {errno}"))?;
-        // SAFETY: a new descriptor, ours alone.
+        // SAFETY: the call has just created the descriptor, which nothing else owns.
         let faults = unsafe { File::from_raw_fd(fd) };
         call(&faults, API, &mut [API_VERSION, 0, 0, 0])?;
         let page = page as u64;

@@ -135,7 +135,7 @@ impl MeasuredDrives {
             cache,
             ..GatherOptions::default()
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe {
             match &self.striped {
                 Some(rows) => rows.gather(table, request, ways, stream),

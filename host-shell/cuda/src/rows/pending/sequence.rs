@@ -1,4 +1,4 @@
-//! Several launches as one operation: all of them are in the stream, or nothing of it is under way.
+//! Several launches as one operation: either all of them are in the stream, or none is in progress any more.
 // UNSAFETY: asks the driver about a stream of the caller's.
 #![allow(unsafe_code)]
 
@@ -17,21 +17,22 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Pause between two polls of the stream.
 const NAP: Duration = Duration::from_micros(100);
 
-/// The launches of one operation. Whatever consists of more than one goes through here.
+/// The launches of one operation. Every operation of more than one launch uses it.
 ///
-/// Where one of them is refused, those before it are in the stream already, and use the caller's memory. They are waited
-/// for before the error is returned, so that the memory is the caller's again. In a stream that is being captured nothing
-/// runs yet: there the capture ends as an invalid one, so that no graph has a part of an operation.
+/// If a launch is refused, the launches before it are in the stream already, and use the caller's memory. They are
+/// waited for before the error is returned, so that the caller may use the memory again. In a stream that is being
+/// captured nothing runs yet: there the capture is made invalid, so that no graph has a part of an operation.
 ///
-/// A kernel that reads nothing from a drive tells the host nothing. Where one comes last, another launch behind it tells
-/// its end, so that the [`PendingRows`] is done only when no launch of the operation uses the caller's memory any more.
+/// A kernel that reads nothing from a drive reports no end to the host. If such a kernel comes last, another launch
+/// behind it reports the end, so that the [`PendingRows`] is done only when no launch of the operation uses the
+/// caller's memory any more.
 pub struct LaunchSequence<'g> {
     gpu: &'g Arc<Gpu>,
     stream: u64,
     pending: PendingRows,
-    /// There are kernels which tell nobody of their end: to settle, the stream has to be asked.
+    /// True if there are kernels that report no end: to wait for them, the stream has to be queried.
     has_kernels: bool,
-    /// One of them comes after all that `pending` knows of.
+    /// True if such a kernel comes after all launches that `pending` contains.
     is_silent: bool,
     is_settled: bool,
 }
@@ -41,9 +42,9 @@ impl<'g> LaunchSequence<'g> {
     /// one operation, which has ended when all of them have.
     ///
     /// # Errors
-    /// Those of `work`, when nothing of what it had launched is under way any more; [`Error::Unfinished`] where that
-    /// could not be found out within a minute: then the memory has to stay until the stream has ended.
-    /// [`Error::Environment`] with no launch number free for the end of a kernel that comes last.
+    /// The errors of `work`, when none of its launches is in progress any more; [`Error::Unfinished`] if that could not
+    /// be found out within a minute: then the memory has to stay valid until the stream has ended.
+    /// [`Error::Environment`] if no launch number is free to report the end of a last kernel.
     pub fn run(
         gpu: &'g Arc<Gpu>,
         stream: u64,
@@ -109,7 +110,7 @@ impl<'g> LaunchSequence<'g> {
         Ok(())
     }
 
-    /// Puts a launch behind a kernel that comes last, by which the host learns of its end.
+    /// Enqueues a launch behind a last kernel that reports nothing, so that the host learns of its end.
     fn tell_end(&mut self) -> Result<()> {
         if !self.is_silent {
             return Ok(());
@@ -138,13 +139,13 @@ impl<'g> LaunchSequence<'g> {
         Ok(())
     }
 
-    /// Includes the stream in the wait from now on: some of the work that `work` enqueues may be in
-    /// it, also when it fails.
+    /// Makes the wait query the stream, too, from now on: some of the work that `work` enqueues may be in it, also when
+    /// it fails.
     pub fn asks_stream(&mut self) {
         self.has_kernels = true;
     }
 
-    /// Waits until none of the launches is under way, `limit` at most.
+    /// Waits until none of the launches is in progress, `limit` at most.
     fn settle(&self, limit: Duration) -> Result<()> {
         if self.pending.parts.is_empty() && !self.has_kernels {
             return Ok(());
@@ -167,7 +168,7 @@ impl<'g> LaunchSequence<'g> {
         Ok(())
     }
 
-    /// True if none of it is under way.
+    /// True if no launch of the operation is in progress.
     fn is_over(&self) -> Result<bool> {
         if !self.has_kernels && !self.pending.is_captured() && self.pending.is_done() {
             return Ok(true);
@@ -181,8 +182,8 @@ impl<'g> LaunchSequence<'g> {
         };
         let _guest = self.gpu.enter().map_err(lost)?;
         let is_captured = self.pending.is_captured() || is_capturing(self.stream).unwrap_or(false);
-        // SAFETY: the driver checks the handle. Of a stream that is captured it may not be asked:
-        // that ends the capture. The caller's whole graph would then be lost.
+        // SAFETY: the driver checks the handle. A stream that is being captured must not be queried, because that would
+        // end the capture and lose the caller's whole graph.
         let answer = unsafe { sys::cuStreamQuery(handle(self.stream)) };
         Ok(is_captured || is_end(answer))
     }
@@ -197,8 +198,8 @@ impl Drop for LaunchSequence<'_> {
     }
 }
 
-/// True if, after this answer, no work of a stream is under way: it is done, or its context is dead and runs
-/// nothing.
+/// True if this answer means that no work of a stream is in progress: the stream is done, or its context is dead and
+/// runs nothing.
 fn is_end(answer: CUresult) -> bool {
     use CUresult as R;
     let is_dead = matches!(

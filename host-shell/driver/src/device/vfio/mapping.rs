@@ -125,7 +125,7 @@ impl Drop for UncachedMapping {
             // reused.
             slot.start.store(0, Ordering::Release);
         }
-        // SAFETY: our own mapping, or the pages that the signal handler put in its place. The owner is going
+        // SAFETY: the mapping is our own, or the pages that the signal handler put in its place. The owner is going
         // away, so no register or doorbell of it is accessed any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
@@ -219,9 +219,8 @@ extern "C" fn on_bus_error(
     }
     // Not ours: the access happens again and meets the handler that was there before.
     if let Some(before) = BEFORE.get() {
-        // SAFETY: restores the action that was in force before ours. The faulting access is repeated when this
-        // returns, and then meets that handler, so faults that are not about our mappings keep their old
-        // behaviour.
+        // SAFETY: the call restores the action that was in force before ours. The faulting access is repeated when this
+        // returns, and then meets that handler, so faults that are not about our mappings keep their old behaviour.
         unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };
     }
 }
