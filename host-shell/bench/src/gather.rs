@@ -15,7 +15,7 @@ const GATHERED: u64 = 256 << 20;
 /// Rows of a hop, and hops measured in each run.
 const HOP_ROWS: u64 = 32;
 const HOPS: u64 = 400;
-/// Hops that take longer are counted as this long.
+/// Hops that take longer are counted with this value.
 const MOST_NS: u64 = 60_000_000_000;
 
 /// Workload of the measurement.

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub enum RunLimit {
     /// After this long.
     Time(Duration),
-    /// After this many bytes, over all queues.
+    /// The run ends after this number of bytes, over all queues.
     Bytes(u64),
 }
 

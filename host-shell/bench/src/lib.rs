@@ -51,7 +51,7 @@ const MOST_TRIES: u32 = 8;
 
 /// Options of continuing a run after the device left.
 pub struct GoOn<'a> {
-    /// Time to wait for it to come back.
+    /// Time to wait until the device comes back.
     pub patience: Duration,
     /// Opens the device and brings its controller up again.
     pub open: &'a dyn Fn() -> Result<Controller>,
@@ -61,10 +61,10 @@ pub struct GoOn<'a> {
 /// a second.
 ///
 /// Once the stop flag of the controller's [`ControllerConfig`](nvme_driver::ControllerConfig) is set, nothing more is
-/// sent, what is in flight is waited for a little, and the report of what ran is marked as interrupted.
+/// sent, commands in flight are waited for a little, and the report is marked as interrupted.
 ///
-/// With `go_on` commands that got no answer, or that a reset took, are sent again, and a device that left
-/// is opened again, in place of `controller`; what was lost is in the report. Without, each is an error.
+/// With `go_on`, commands that got no answer, or that a reset aborted, are sent again, and a device that left is opened
+/// again, replacing `controller`; the losses are in the report. Without it, each is an error.
 ///
 /// # Errors
 /// [`Error::Usage`] before anything is sent; otherwise the first error of any queue that `go_on` does not

@@ -13,7 +13,7 @@ pub struct GatherCases {
     pub table_bytes: u64,
     /// Bytes of a row, one case each; for a GPU multiples of 8.
     pub row_bytes: Vec<u32>,
-    /// Rows of each gather; 0 is as many as make a long run.
+    /// Number of rows of each gather; 0 for a number that makes a run long enough.
     pub rows: u64,
     /// Runs of each; the median counts.
     pub runs: usize,

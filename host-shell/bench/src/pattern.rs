@@ -12,7 +12,7 @@ pub enum AccessPattern {
     Random,
 }
 
-/// One command to issue: which unit of the span, and whether it reads.
+/// One command to issue: its unit of the span, and whether it reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedAccess {
     /// Index of the command-sized unit.

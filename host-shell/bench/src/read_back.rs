@@ -12,8 +12,8 @@ use nvme_driver::error::{Error, Result};
 /// of them probably causes the resets.
 const MOST_LOST: usize = 3;
 
-/// Reads every unit of known content and checks it. Checked units are taken out of `states`, so that after an
-/// error the next call continues with the rest; `checked` counts their bytes.
+/// Reads every unit of known content and checks it. Checked units are removed from `states`, so that after an error the
+/// next call continues with the remaining ones; `checked` counts their bytes.
 ///
 /// # Errors
 /// The first error. No command is in flight then, or the controller is gone.
@@ -29,7 +29,7 @@ pub(super) fn read_back(
     let depth = job.depth.min(queue.depth()) as usize;
     let device = &controller.session().device;
     let mut free = DmaBuffer::several(device, job.bytes as usize, depth)?;
-    // By buffer: the unit that it is lent for.
+    // For each buffer, the unit that is read into it.
     let mut pending = vec![0; depth];
     let mut units = states.known();
     // Commands that a reset aborted, and the number of resets since the last success.

@@ -110,7 +110,7 @@ impl DirectionReport {
 /// One rate of a ramp, or the whole run.
 #[derive(Clone, Debug)]
 pub struct RampStep {
-    /// Commands per second asked for; none for as many as possible.
+    /// Requested commands per second; `None` for as many as possible.
     pub rate: Option<u64>,
     /// Reads.
     pub read: DirectionReport,
@@ -148,7 +148,7 @@ pub struct RunReport {
     pub queues: Vec<(Qid, QueueStatistics)>,
     /// Faults from which a run recovered, if it continues after outages.
     pub outages: Option<OutageCounts>,
-    /// The run was ended early by the user: the figures cover the time until then, nothing was read back.
+    /// True if the user ended the run early: the figures cover the time until then, and nothing was read back.
     pub interrupted: bool,
 }
 
@@ -166,7 +166,7 @@ impl RunReport {
         }
     }
 
-    /// Adds the counts of a queue, to those that a queue of that identifier had before.
+    /// Adds the counts of a queue to the counts of an earlier queue with the same identifier.
     pub(super) fn add_queue(&mut self, qid: Qid, counts: &QueueStatistics) {
         match self.queues.iter_mut().find(|(known, _)| *known == qid) {
             Some((_, sum)) => sum.add(counts),

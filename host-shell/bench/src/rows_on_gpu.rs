@@ -53,8 +53,8 @@ pub fn rows_on_gpu(
         status: 0,
     };
     let begin = Instant::now();
-    // SAFETY: ids and rows lie in our own memory, with room for each; it outlives the gather, which is waited for or
-    // after which the memory is leaked.
+    // SAFETY: ids and rows lie in our own memory, with room for all; it outlives the gather, which is waited for, or is
+    // leaked if the wait fails.
     let pending = unsafe { table.gather_on_gpu(&request, stream.handle())? };
     let ended = pending.wait(limit);
     let seconds = begin.elapsed().as_secs_f64();

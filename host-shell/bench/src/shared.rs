@@ -25,7 +25,7 @@ pub(crate) struct RunState<'a> {
     pub total: Option<u64>,
     /// Content of the units, in a run that verifies.
     pub states: Option<UnitStates>,
-    /// A number of this run, which its data are made of.
+    /// Number of this run, which is part of the written data.
     pub run: u64,
     /// True if lost commands are sent again.
     pub goes_on: bool,
@@ -33,13 +33,14 @@ pub(crate) struct RunState<'a> {
     pub opened: AtomicU64,
     pub stop: AtomicBool,
     pub failure: Mutex<Option<Error>>,
-    /// The user asked for an end: commands in flight are waited for a while, no more are sent.
+    /// Set when the user asks for an end: no more commands are sent, and those in flight are waited
+    /// for a while.
     pub interrupted: AtomicBool,
     /// Counts of each worker.
     pub done: Vec<WorkerCounts>,
 }
 
-/// Progress of one worker, for the thread that shows it.
+/// Progress of one worker, for the thread that displays it.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct WorkerCounts {

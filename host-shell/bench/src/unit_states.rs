@@ -7,11 +7,11 @@ const BUSY: u8 = 1 << 7;
 
 /// Content of each unit: unknown, or the data of its last write in this run.
 ///
-/// One write of a unit is under way at a time, so that its content is known when it ends. Each has a
+/// Only one write of a unit is in flight at a time, so that its content is known when it ends. Each write has a
 /// generation, 1 to 127 and then 1 again: a drive that returns older data returns another generation.
 pub(crate) struct UnitStates(Vec<AtomicU8>);
 
-/// Expected content of a read: that of a unit that no write has touched since.
+/// Expected content of a read: the content of a unit that no write has touched since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UnitContent(u8);
 
@@ -59,7 +59,7 @@ impl UnitStates {
         (state != 0 && state & BUSY == 0).then_some(UnitContent(state))
     }
 
-    /// Forgets the content of the unit: it was compared.
+    /// Forgets the content of the unit, after it was compared.
     pub fn forget(&self, unit: u64) {
         if let Some(state) = self.0.get(unit as usize) {
             state.store(0, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The thread of one queue: keeps it full, measures, checks. With --verify each write names its block, and at most
-//! one write of a unit is under way, so that every read has one right answer.
+//! The thread of one queue: keeps the queue full, measures, and checks data. With --verify each write names its block,
+//! and at most one write of a unit is in flight, so that every read has one right answer.
 
 use super::pattern::{AccessStream, PlannedAccess};
 use super::shared::RunState;
@@ -65,7 +65,7 @@ pub(crate) struct PendingAccess {
     content: Option<UnitContent>,
     /// The generation of this write, once it was sent.
     generation: Option<u8>,
-    /// It was sent, and is to be sent again.
+    /// True if the command was sent and lost, and is to be sent again.
     lost: bool,
 }
 
@@ -91,7 +91,7 @@ impl<'a> BenchWorker<'a> {
         let mut free = DmaBuffer::several(&controller.session().device, job.bytes as usize, depth)?;
         if job.read_percent < 100 {
             for (n, buffer) in free.iter_mut().enumerate() {
-                // Not zeroes: a store may treat those apart.
+                // The buffer is not filled with zeroes, because a drive may treat zeroes specially.
                 shared.stamp(n as u64, 0).fill(buffer.as_mut_slice());
             }
         }
@@ -123,7 +123,7 @@ impl<'a> BenchWorker<'a> {
         self.again = again;
     }
 
-    /// Leaves a device that is gone: returns the commands that were under way, and the outages.
+    /// Leaves a device that is gone: returns the commands that were in flight, and the outages.
     pub fn leave(self) -> (Vec<PendingAccess>, OutageCounts) {
         let Self {
             pending,
@@ -137,8 +137,7 @@ impl<'a> BenchWorker<'a> {
         (again, outages)
     }
 
-    /// Runs one step: until `deadline`, or until the shared total is used up. Ends with nothing in
-    /// flight.
+    /// Runs one step: until `deadline`, or until the total of all workers is reached. Ends with nothing in flight.
     pub fn run(
         &mut self,
         start: Instant,
@@ -181,7 +180,7 @@ impl<'a> BenchWorker<'a> {
             let is_late = deadline.is_some_and(|deadline| now >= deadline);
             if is_late {
                 open = false;
-                // A lost write may still be executed later: its unit gets no other one until this is sent again.
+                // A lost write may still be executed later: its unit gets no other write until this one is sent again.
                 self.again.retain(|one| one.generation.is_some());
             }
             open &= !stopped;
@@ -189,7 +188,7 @@ impl<'a> BenchWorker<'a> {
             if sends_again && !self.again.is_empty() {
                 self.send_again()?;
             }
-            // At most as many wait for their units as there are buffers.
+            // The number of commands that wait for their units is limited to the number of buffers.
             if open && !self.free.is_empty() && self.again.len() < self.pending.len() {
                 let turn = CommandSchedule {
                     start,
@@ -376,7 +375,7 @@ impl<'a> BenchWorker<'a> {
             free.push(buffer);
         })?;
         if any {
-            // One writer each: this worker.
+            // Only this worker writes these counters.
             let done = &shared.done[*index as usize];
             let add = |to: &AtomicU64, count: u64| {
                 to.store(to.load(Ordering::Relaxed) + count, Ordering::Relaxed)
@@ -408,9 +407,9 @@ impl PendingAccess {
         Self { lost: true, ..self }
     }
 
-    /// Prepares it for being sent now: a read notes what its unit holds, a write becomes the unit's only one. A write
-    /// whose unit has another one under way may not be sent; one that was lost keeps its generation, since what was
-    /// lost may still be executed later.
+    /// Prepares a command to be sent now: a read records the expected content of its unit, a write becomes the unit's
+    /// only write. A write whose unit has another write in flight may not be sent; a lost write keeps its generation,
+    /// since it may still be executed later.
     fn may_be_sent(&mut self, shared: &RunState<'_>) -> bool {
         let Some(states) = &shared.states else {
             return true;

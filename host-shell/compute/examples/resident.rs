@@ -4,9 +4,9 @@
 //! cargo run --release -p nvme-compute --example resident -- [ROWS] [COLUMNS] [RUNS]
 //! ```
 //!
-//! 32,768 x 8,192 without numbers: more bytes than caches of a GPU hold. Random weights; 64 elements of each product are
-//! compared with sums of `f64`. One line of JSON for each format: GB/s of the matrix, medians of RUNS (5) in turns with
-//! copies, of which bytes read and written count.
+//! 32,768 x 8,192 without numbers: more bytes than the caches of a GPU hold. Weights are random; 64 elements of each
+//! product are compared with sums of `f64`. It prints one line of JSON for each format: GB/s of the matrix, medians of
+//! RUNS (5) runs that alternate with copies, whose rate counts bytes read and written.
 // UNSAFETY: launches and copies over this program's own memory.
 #![allow(unsafe_code)]
 
@@ -122,7 +122,7 @@ impl Case {
 
     /// Seconds of a product.
     fn product(&self, steps: &StepKernels, stream: &Stream) -> Result<f64> {
-        // SAFETY: memory of this case, which waits for the stream.
+        // SAFETY: the memory belongs to this case, which waits for the stream.
         timed(stream, |stream| unsafe {
             steps.gemv(&self.gemv, stream.handle())
         })

@@ -18,7 +18,7 @@ pub fn spread(count: u32, stride: u64, row: u64) -> u64 {
     }
 }
 
-/// As many, unless nothing lies at the address because it is left out.
+/// Returns `count`, or 0 if `address` is 0, because that argument is left out.
 pub fn optional(address: u64, count: u64) -> u64 {
     if address == 0 { 0 } else { count }
 }

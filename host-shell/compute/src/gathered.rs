@@ -21,12 +21,12 @@ pub struct GpuIds {
 }
 
 impl StreamedProducts {
-    /// Puts `y[i] = W[ids[i]] . x` into `stream`, a `CUstream` of the store's GPU, and returns before it runs. `x` is the
-    /// address of as many `f32` as the matrix has columns, `y` that of as many as there are ids. The stream may be
+    /// Enqueues `y[i] = W[ids[i]] . x` in `stream`, a `CUstream` of the store's GPU, and returns before it runs. `x` is
+    /// the address of as many `f32` as the matrix has columns, `y` that of as many as there are ids. The stream may be
     /// captured: the ids are read when it runs.
     ///
-    /// Rows of the [`PendingRows`] are elements of `y`. One whose row was not read whole, or whose id the matrix does
-    /// not have, is NaN: [`check`](crate::streamed::check) makes an error of it.
+    /// Rows of the [`PendingRows`] are elements of `y`. An element whose row was not read completely, or whose id the
+    /// matrix does not have, is NaN: [`check`](crate::streamed::check) makes an error of it.
     ///
     /// # Safety
     /// Ids, `x` and `y` are valid on the GPU until the product has ended, and for as long as a graph that captured it may

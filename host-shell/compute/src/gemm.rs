@@ -21,8 +21,8 @@ use std::sync::Arc;
 
 use crate::matrix::HalfFormat;
 
-/// Returns the number of blocks that read, unless a product says otherwise: those of Q8_0 widen twice the bytes
-/// of Q4_0.
+/// Returns the number of blocks that read, unless a product says otherwise: blocks for Q8_0 widen twice the bytes of
+/// those for Q4_0.
 pub const fn read_blocks(stored: StoredFormat) -> u32 {
     match stored {
         StoredFormat::Q8_0 => 6,
@@ -36,13 +36,13 @@ const CLEARING: u32 = 32;
 
 /// The kernels of such products, for one GPU.
 ///
-/// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
+/// The kernels stay loaded when this is dropped: a launch in progress, or a graph, may still run them.
 pub struct StreamedGemm {
     module: Module,
     streamed: KernelFunction,
     resident: KernelFunction,
     clear: KernelFunction,
-    /// Blocks of each that the GPU holds at a time.
+    /// Number of blocks of each kernel that the GPU holds at a time.
     blocks: (u32, u32),
 }
 
@@ -51,7 +51,7 @@ pub struct StreamedGemm {
 pub struct GemmOperands {
     /// `tokens` rows of as many halves as the matrix has columns, at a multiple of 16.
     pub x: u64,
-    /// `tokens` rows of as many `f32` as the matrix has rows.
+    /// Address of `tokens` rows, each with an `f32` for each row of the matrix.
     pub y: u64,
     /// [`StreamedGemm::workspace_bytes`] bytes at a multiple of 16, which this product has to itself.
     pub workspace: u64,
@@ -59,7 +59,7 @@ pub struct GemmOperands {
     pub tokens: u32,
     /// Format of the halves.
     pub half: HalfFormat,
-    /// Blocks that read; 0 for those of [`read_blocks`].
+    /// Number of blocks that read; 0 for the number of [`read_blocks`].
     pub readers: u32,
 }
 
@@ -67,7 +67,7 @@ impl StreamedGemm {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::embedded`], and a GPU whose blocks have less than 130 KiB of shared memory.
+    /// The errors of [`Module::embedded`], and a GPU whose blocks have less than 130 KiB of shared memory.
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = Module::embedded(gpu, GEMM_PTX.as_bytes())?;
         let streamed = module.function_with_shared(kernel::GEMM_STREAMED, SHARED_BYTES)?;
@@ -94,7 +94,7 @@ impl StreamedGemm {
     /// Registers and bytes of local memory of a thread, as compiled for this GPU.
     ///
     /// # Errors
-    /// Those of [`Module::cost`].
+    /// The errors of [`Module::cost`].
     pub fn cost(&self) -> Result<(u32, u32)> {
         self.module.cost(self.streamed)
     }
@@ -115,11 +115,13 @@ impl StreamedGemm {
         u64::from(STAGES) * GemmStreamed::stage_bytes(matrix.columns) + gemm.work_words() * 4
     }
 
-    /// Puts `Y = X W^T` into `stream`, a `CUstream` of the store's GPU, and returns before it runs. The stream may be
-    /// captured. `W` is read while it is multiplied with, and lies in the stages of the workspace for a while.
+    /// Enqueues `Y = X W^T` in `stream`, a `CUstream` of the store's GPU, and returns before it runs. The stream may be
+    /// captured. `W` is read while it is multiplied; each part of it lies in a stage of the workspace until it was
+    /// used.
     ///
-    /// Rows of the [`PendingRows`] are rows of `W`, columns of `Y`. One that was not read whole is NaN for some tokens
-    /// or all: [`check`](crate::streamed::check) makes an error of it. Weights are rounded to halves; sums are `f32`.
+    /// Rows of the [`PendingRows`] are rows of `W`, columns of `Y`. A row that was not read completely is NaN for some
+    /// tokens or all: [`check`](crate::streamed::check) makes an error of it. Weights are rounded to halves; sums are
+    /// `f32`.
     ///
     /// # Safety
     /// The addresses are valid on the GPU until the product has ended, and for as long as a graph that captured it may be
@@ -224,7 +226,7 @@ impl StreamedGemm {
     /// Judges the vectors, a matrix at `w` if that is not 0, and of the workspace `stages` bytes and the words behind them.
     ///
     /// # Errors
-    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    /// [`Error::Usage`] for memory that the GPU cannot access as the kernel does.
     fn judge(
         &self,
         matrix: &StoredMatrix,
@@ -283,7 +285,7 @@ fn words(matrix: &StoredMatrix, product: &GemmOperands) -> GemmParameters {
     }
 }
 
-/// Returns the rows of one part: those of a K-slice stage, or as many as a long command reads.
+/// Returns the number of rows of one part: those of a K-slice stage, or as many as a long command reads.
 fn part_rows(rows: &GatherLaunch) -> u32 {
     let most = PART_BYTES.min(u64::from(rows.slot_bytes));
     let fit = (most / u64::from(rows.row_bytes).max(1)).clamp(1, u64::from(STRIP_ROWS)) as u32;

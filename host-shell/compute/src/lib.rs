@@ -1,7 +1,8 @@
-//! What computation shares: the operations of a transformer's token, and products with matrices that stay on a drive.
+//! The common base of computation: the operations of a transformer's token, and products with matrices that stay on a
+//! drive.
 //!
-//! Models (`nvme-models`) and the course (`nvme-course`) are above this crate; text, files of models and search are
-//! no part of it.
+//! Models (`nvme-models`) and the course (`nvme-course`) are above this crate; text, files of models and search are in
+//! other crates.
 //!
 //! - [`steps`]: the operations of a transformer's token, one call each, on a GPU or on the CPU.
 //! - [`StoredMatrix`], `StreamedProducts`: products with a matrix that a GPU reads from a drive while it multiplies.

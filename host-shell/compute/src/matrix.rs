@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// Bytes of rows that the CPU reads at a time, unless one row is longer.
 const READ_BYTES: u64 = 4 << 20;
-/// Rows of a product that a thread takes at a time.
+/// Number of rows of a product that a thread takes at a time.
 const ROWS: usize = 16;
 
 /// Elements of 16 bits.
@@ -66,7 +66,7 @@ impl HalfFormat {
     }
 }
 
-/// A matrix as it is stored, row after row.
+/// A matrix in its stored format, row after row.
 #[derive(Clone, Debug)]
 pub struct StoredMatrix {
     pub(crate) store: Arc<Store>,
@@ -170,7 +170,7 @@ impl StoredMatrix {
     /// halves. Sums are `f64`.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a part of a row, and for a matrix of `f32` or of the other kind of halves; those of
+    /// [`Error::Usage`] for a part of a row, and for a matrix of `f32` or of the other kind of halves; the errors of
     /// [`Store::read_at`].
     pub fn products(&self, x: &[u16], half: HalfFormat) -> Result<Vec<f32>> {
         half.check(self.stored)?;
@@ -218,7 +218,7 @@ impl StoredMatrix {
     /// Computes the product with `x`, by threads of the CPU.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a vector of another length; those of [`Store::read_at`].
+    /// [`Error::Usage`] for a vector of another length; the errors of [`Store::read_at`].
     pub fn product(&self, x: &[f32]) -> Result<Vec<f32>> {
         self.check_vector(x)?;
         let row_bytes = self.row_bytes as usize;

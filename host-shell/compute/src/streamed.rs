@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// The kernels of such products, for one GPU: of all rows, and of rows that ids name.
 ///
-/// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
+/// The kernels stay loaded when this is dropped: a launch in progress, or a graph, may still run them.
 pub struct StreamedProducts {
     module: Module,
     gemv: KernelFunction,
@@ -24,7 +24,7 @@ impl StreamedProducts {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::embedded`].
+    /// The errors of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = Module::embedded(gpu, STREAMED_PTX.as_bytes())?;
         let gemv = module.function(kernel::GEMV_STREAMED)?;
@@ -39,7 +39,7 @@ impl StreamedProducts {
     /// Registers and bytes of local memory of a thread, as compiled for this GPU.
     ///
     /// # Errors
-    /// Those of [`Module::cost`].
+    /// The errors of [`Module::cost`].
     pub fn cost(&self) -> Result<(u32, u32)> {
         self.module.cost(self.gemv)
     }
@@ -47,7 +47,7 @@ impl StreamedProducts {
     /// Returns the same for [`gathered`](Self::gathered).
     ///
     /// # Errors
-    /// Those of [`Module::cost`].
+    /// The errors of [`Module::cost`].
     pub fn cost_of_gathered(&self) -> Result<(u32, u32)> {
         self.module.cost(self.gathered)
     }
@@ -59,7 +59,7 @@ impl StreamedProducts {
     /// Judges ids, `x` and `y`, each an address and how many elements lie there.
     ///
     /// # Errors
-    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    /// [`Error::Usage`] for memory that the GPU cannot access as the kernel does.
     pub(crate) fn judge(
         &self,
         ids: Option<GpuIds>,
@@ -83,11 +83,12 @@ impl StreamedProducts {
             .judge_list(stream, ids.into_iter().chain(vectors))
     }
 
-    /// Puts `y = W x` into `stream`, a `CUstream` of the store's GPU, and returns before it runs. `x` is the address of as
-    /// many `f32` as the matrix has columns, `y` that of as many as it has rows. The stream may be captured.
+    /// Enqueues `y = W x` in `stream`, a `CUstream` of the store's GPU, and returns before it runs. `x` is the address
+    /// of an `f32` for each column of the matrix, `y` that of an `f32` for each row. The stream may be captured.
     ///
-    /// Rows of the [`PendingRows`] are elements of `y`. One whose row was not read whole is NaN: [`check`] makes an
-    /// error of it. Each weight crosses the link of the GPU once and lies in no memory of it (docs/compute.md).
+    /// Rows of the [`PendingRows`] are elements of `y`. An element whose row was not read completely is NaN: [`check`]
+    /// makes an error of it. Each weight crosses the link of the GPU once and is stored nowhere in its memory
+    /// (docs/compute.md).
     ///
     /// # Safety
     /// `x` and `y` are valid on the GPU until the product has ended, and for as long as a graph that captured it may be

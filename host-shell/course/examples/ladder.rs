@@ -6,11 +6,12 @@
 //! ```
 //!
 //! Without numbers: 4 sequences of 16 heads over 16, 4,096 queries and keys of 128 elements, CAUSAL 1, bf16; a layer of
-//! 4,096 x 4,096 x 4,096 with GELU and its gradients. Random numbers; results of each rung are compared with the first
-//! one's. Rungs whose scores would take more than 8 GiB are left out.
+//! 4,096 x 4,096 x 4,096 with GELU and its gradients. Numbers are random; results of each rung are compared with those
+//! of the first one. Rungs whose scores would take more than 8 GiB are left out.
 //!
-//! One JSON object: for each rung the median of 5 runs, in seconds, operations a second, and bytes a second as far as
-//! operands and results are moved once; beside it the rate of a copy within the GPU's memory, in bytes read and written.
+//! It prints one JSON object: for each rung the median of 5 runs, in seconds, operations a second, and bytes a second
+//! if operands and results are moved once; beside it the rate of a copy within the GPU's memory, in bytes read and
+//! written.
 // UNSAFETY: launches over this program's own memory.
 #![allow(unsafe_code)]
 
@@ -84,7 +85,7 @@ struct Ground {
     stream: Stream,
 }
 
-/// What is measured, and what one run of it does.
+/// A measured rung: its name, and one run of it.
 struct Work<'a> {
     name: String,
     run: Box<dyn Fn() -> Result<()> + 'a>,
@@ -104,7 +105,7 @@ impl Ground {
         DeviceMemory::new(&self.gpu, bytes.max(16) as usize)
     }
 
-    /// Random numbers between -`size` and `size`, as the upper half of an `f32` or whole.
+    /// Returns random numbers between -`size` and `size`, as the upper half of an `f32` or whole.
     fn random(&self, count: u64, seed: u64, size: f32, is_half: bool) -> Result<DeviceMemory> {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let mut bytes = Vec::with_capacity(count as usize * 4);
@@ -168,7 +169,7 @@ impl Ground {
     }
 }
 
-/// The line of a rung: operations and bytes of one run are given.
+/// Formats the line of a rung from the operations and bytes of one run.
 fn line(work: &Work<'_>, operations: f64, bytes: f64) -> String {
     let seconds = median(&work.seconds);
     format!(
@@ -179,7 +180,7 @@ fn line(work: &Work<'_>, operations: f64, bytes: f64) -> String {
     )
 }
 
-/// Numbers of `memory` at every `step`th place.
+/// Returns every `step`th number of `memory`.
 fn sampled(memory: &DeviceMemory, is_half: bool) -> Result<Vec<f32>> {
     let mut bytes = vec![0; memory.len()];
     memory.download(0, &mut bytes)?;
@@ -197,7 +198,7 @@ fn sampled(memory: &DeviceMemory, is_half: bool) -> Result<Vec<f32>> {
     })
 }
 
-/// That two rungs have about the same results.
+/// Checks that two rungs have about the same results.
 fn compare(
     name: &str,
     first: &mut Option<Vec<f32>>,

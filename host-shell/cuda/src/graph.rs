@@ -24,7 +24,7 @@ impl CudaGraph {
     /// Captures the work that `work` enqueues in the stream, whose handle it receives, without running it.
     ///
     /// # Errors
-    /// Those of `work`, and [`Error::Environment`](nvme_driver::Error::Environment) with the driver's answer.
+    /// The errors of `work`, and [`Error::Environment`](nvme_driver::Error::Environment) with the driver's answer.
     pub fn capture<T>(stream: &Stream, work: impl FnOnce(u64) -> Result<T>) -> Result<(Self, T)> {
         let gpu = Arc::clone(stream.gpu());
         let _guest = gpu.enter()?;

@@ -3,7 +3,7 @@
 use nvme_driver::sysfs::SysfsHost;
 use std::fs;
 
-/// The most bytes of a configuration: those of kernels have a quarter of that.
+/// Largest configuration in bytes that is read: those of kernels have a quarter of that.
 const MOST: usize = 2 << 20;
 
 /// Returns the release of the running kernel: 6.12.9-amd64.
@@ -14,9 +14,9 @@ pub fn release(host: &SysfsHost) -> String {
 /// State of an option in the kernel's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptionState {
-    /// It is built in, or a module.
+    /// The option is built in, or a module.
     In,
-    /// It is not.
+    /// The option is not set.
     Out,
     /// No configuration can be read.
     Unknown,
@@ -39,7 +39,7 @@ pub fn has(host: &SysfsHost, option: &str) -> OptionState {
     }
 }
 
-/// Returns the configuration: as the kernel gives it, as the distribution put it beside the kernel, or beside
+/// Returns the configuration: from the running kernel, or from the file that the distribution put beside the kernel or
 /// its modules.
 fn configuration(host: &SysfsHost) -> Option<String> {
     let packed = fs::read(host.path("proc/config.gz")).ok();
@@ -127,7 +127,7 @@ mod tests {
     fn what_is_no_configuration_is_unknown() {
         let good = packed(TEXT);
         for length in 0..good.len() - 8 {
-            // Cut anywhere it is none, or a part that ends early.
+            // Cut at any length, the data are no gzip file, or end early.
             let _ = unpacked(&good[..length]);
         }
         assert_eq!(unpacked(b"CONFIG_PCI_P2PDMA=y"), None);

@@ -1,8 +1,8 @@
-//! What the machine that a controller is in allows: how its PCI functions are connected, which tier follows, and what
-//! `doctor` finds.
+//! Examination of the machine that a controller is in: how its PCI functions are connected, the tier that follows, and
+//! the findings of `doctor`.
 //!
-//! Here belongs what looks at a machine and changes nothing. What opens a controller is in `nvme-driver`, and so are
-//! [`pci`](nvme_driver::pci) and [`sysfs`](nvme_driver::sysfs), from which everything here is read.
+//! Here belongs code that examines a machine and changes nothing. Code that opens a controller is in `nvme-driver`, and
+//! so are [`pci`](nvme_driver::pci) and [`sysfs`](nvme_driver::sysfs), through which everything here is read.
 //!
 //! - [`doctor`]: findings, each with its remedy.
 //! - [`topology`]: root ports, switches, links and the path of each controller to each GPU.

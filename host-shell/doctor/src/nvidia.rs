@@ -21,7 +21,7 @@ pub fn is_gpu(function: &SysfsFunction) -> bool {
     function.config.vendor == NVIDIA && function.config.class >> 16 == 0x03
 }
 
-/// Returns the name that the driver gives it.
+/// Returns the name that the driver gives the GPU.
 pub fn model(host: &SysfsHost, gpu: &SysfsFunction) -> Option<String> {
     let file = format!("proc/driver/nvidia/gpus/{}/information", gpu.address);
     let text = host.text(file)?;
@@ -97,7 +97,7 @@ impl NvidiaDriver {
         self.number() < REGRESSION
     }
 
-    /// Compares it with the driver that is reported to export addresses that no IOMMU maps.
+    /// Returns whether this is the driver that is reported to export addresses that no IOMMU maps.
     pub fn raw_addresses(&self) -> RawAddresses {
         match self.number() {
             _ if !self.open => RawAddresses::NotOpen,

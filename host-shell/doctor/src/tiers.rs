@@ -1,5 +1,5 @@
-//! Which tiers a controller allows through VFIO and through the module nvme_gpu, and the reason for each that it does
-//! not: for `topology`, `doctor` and `witness`.
+//! The tiers that a controller allows through VFIO and through the module nvme_gpu, and the reason for each that it
+//! does not allow: for `topology`, `doctor` and `witness`.
 
 use crate::nvidia::{self, GpuProduct, NvidiaDriver, RawAddresses};
 use crate::topology::{PathRelation, TurningPoint};
@@ -11,7 +11,7 @@ use std::cmp::Ordering;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FeatureVerdict {
-    /// As far as files of the system can say.
+    /// The feature works, as far as files of the system show.
     Yes,
     /// Only a try shows it.
     Unknown,
@@ -46,8 +46,8 @@ impl ReasonedVerdict {
         Self { allowed, why }
     }
 
-    /// Returns the worse of this verdict and `more`, for a feature that needs both; if they are equally bad,
-    /// with both reasons.
+    /// Returns the worse of this verdict and `more`, for a feature that needs both; if they are equally bad, with both
+    /// reasons.
     fn and(self, more: Self) -> Self {
         match self.allowed.cmp(&more.allowed) {
             Ordering::Greater => self,
@@ -67,7 +67,7 @@ pub struct DriverVerdicts {
     pub kmod: ReasonedVerdict,
 }
 
-/// A tier, and whether a controller and a GPU allow it by each way.
+/// A tier, and the verdict of each driver on whether a controller and a GPU allow it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TierVerdicts {
     /// 0 to 3.
@@ -83,7 +83,7 @@ pub struct TierVerdicts {
 pub struct PairPosition {
     /// The nearest thing above both.
     pub relation: PathRelation,
-    /// The way of a peer's transfers.
+    /// The turning point of transfers between the two.
     pub route: TurningPoint,
 }
 
@@ -163,7 +163,7 @@ fn by_module(host: &SysfsHost, function: &SysfsFunction) -> ReasonedVerdict {
     bound(function, LendingDriver::Module)
 }
 
-/// Returns the tiers of a GPU and a controller that CPU threads can drive as `base` says.
+/// Returns the tiers of a GPU and a controller; `base` has the verdicts on driving the controller by CPU threads.
 pub fn tiers(
     host: &SysfsHost,
     base: &DriverVerdicts,

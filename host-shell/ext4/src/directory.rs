@@ -1,4 +1,4 @@
-//! Directories: names and inodes. An index of hashes looks like empty entries, and is passed over.
+//! Directories: names and inodes. An index of hashes looks like empty entries, and is skipped.
 //!
 //! Linux, Documentation/filesystems/ext4, "Directory Entries".
 
@@ -31,7 +31,7 @@ pub struct EntryRules<'a> {
     pub inodes: u32,
 }
 
-/// Hands out a name at a time.
+/// Callback that receives one name at a time.
 pub type OnEntry<'a> = &'a mut dyn FnMut(&[u8], u32, Option<FileKind>) -> ControlFlow<()>;
 
 impl EntryRules<'_> {
@@ -89,7 +89,7 @@ impl EntryRules<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Verifies the checksum of a block, where there is one.
+    /// Verifies the checksum of a block, if it has one.
     pub fn check(&self, block: &[u8], offset: u64) -> Result<()> {
         let Some(seed) = self.inode.seed else {
             return Ok(());
@@ -109,8 +109,8 @@ impl EntryRules<'_> {
     }
 }
 
-/// Returns the number of bytes of an entry in a block of `block_bytes`: two bits of long ones stand at the
-/// lower end.
+/// Returns the length of an entry in a block of `block_bytes`: in long lengths, the two lowest bits are the highest
+/// ones.
 fn record(entry: &[u8], block_bytes: usize) -> usize {
     let length = u16_at(entry, 4);
     match usize::from(length) {
@@ -131,13 +131,13 @@ fn is_leaf_sound(block: &[u8], seed: u32) -> bool {
     is_tail && crc32c(seed, &block[..body]) == u32_at(tail, 8)
 }
 
-/// Returns the offset of the limit and count of an index in `block`, if it is one.
+/// Returns the offset of the limit and count of an index in `block`, if the block is an index.
 fn index_place(block: &[u8]) -> Option<usize> {
     let first = record(block, block.len());
     if u32_at(block, 0) == 0 && first == block.len() {
         return Some(8);
     }
-    // `.` takes 12 bytes and `..` the rest of the block; its name is followed by the index.
+    // `.` takes 12 bytes and `..` all others of the block; its name is followed by the index.
     let is_root = first == 12
         && record(block.get(12..)?, block.len()) == block.len() - 12
         && u32_at(block, 24) == 0

@@ -1,4 +1,4 @@
-//! Reads of a device, checked against its length and that of the file system.
+//! Reads of a device, checked against the lengths of the device and of the file system.
 
 use crate::error::{Ext4Error, Result};
 use crate::source::VolumeSource;

@@ -20,7 +20,7 @@ pub enum Ext4Error {
     },
     /// The device holds no ext4.
     NotExt4 {
-        /// Content that was recognised in its place.
+        /// Content that was found instead of an ext4.
         what: String,
     },
     /// The file system has a feature that is not read.
@@ -32,36 +32,36 @@ pub enum Ext4Error {
     },
     /// A structure on the device contradicts the format.
     Corrupt {
-        /// The byte of the device where it stands.
+        /// The byte of the device at which the structure begins.
         offset: u64,
         /// Description of the structure.
         what: String,
     },
-    /// A checksum differs from that of the structure that it covers.
+    /// A checksum differs from the one computed over its structure.
     Checksum {
-        /// The first byte of the device that it covers.
+        /// The first byte of the device that the checksum covers.
         offset: u64,
         /// Structure that it covers.
         what: String,
     },
     /// There is no such file.
     NotFound {
-        /// Its path, up to the part that is not there.
+        /// Path of the file, up to the part that does not exist.
         path: String,
     },
-    /// A file that is no directory, where one has to be; or the other way around.
+    /// A file is no directory, but has to be one; or the reverse.
     WrongKind {
         /// The inode.
         inode: u32,
         /// Kind that was expected.
         wanted: &'static str,
     },
-    /// More links in a row than are followed.
+    /// The path has more links in a row than are followed.
     TooManyLinks {
         /// The path that was looked up.
         path: String,
     },
-    /// This file's data cannot be had this way.
+    /// The data of this file cannot be read in this form.
     Refused {
         /// The inode.
         inode: u32,
@@ -80,11 +80,12 @@ pub enum Ext4Error {
 pub enum DataRefusal {
     /// They are encrypted.
     Encrypted,
-    /// They are compressed (e2compr).
+    /// The data are compressed (e2compr).
     Compressed,
-    /// They are found by a block map of ext2 and ext3, not by extents.
+    /// The data are found by a block map of ext2 and ext3, not by extents.
     BlockMap,
-    /// They lie in the inode, so they have no extents. Only queries of extents are refused.
+    /// The data lie in the inode, so that they have no extents. Only queries of extents are
+    /// refused.
     Inline,
 }
 

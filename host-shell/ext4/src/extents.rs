@@ -1,4 +1,4 @@
-//! Trees of extents: which blocks of the device a file has.
+//! Trees of extents, which map a file's blocks to blocks of the device.
 //!
 //! Linux, Documentation/filesystems/ext4, "Extent Tree".
 
@@ -15,7 +15,7 @@ const ENTRY: usize = 12;
 const MOST_DEPTH: u16 = 5;
 /// The most blocks of an extent that is written; more mean one that is not.
 const WRITTEN: u16 = 1 << 15;
-/// Blocks that a file can have.
+/// Largest number of blocks of a file.
 const MOST_BLOCKS: u64 = 1 << 32;
 
 /// Bytes of a file that lie together on the device.
@@ -32,7 +32,7 @@ pub struct FileExtent {
     pub is_written: bool,
 }
 
-/// Blocks of a file that lie together.
+/// Blocks of a file that are contiguous on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExtentRun {
     pub logical: u64,
@@ -53,7 +53,7 @@ pub fn of(disk: &CheckedDisk<'_>, inode: &FileInode) -> Result<Vec<ExtentRun>> {
     let mut places: Vec<(u64, u64)> = runs.iter().map(|run| (run.place, run.blocks)).collect();
     places.sort_unstable();
     for pair in places.windows(2) {
-        // Runs that share blocks: otherwise a file could claim more data than the device has.
+        // Runs must not share blocks: otherwise a file could claim more data than the device has.
         if pair[0].0 + pair[0].1 > pair[1].0 {
             let what = format!("inode {} has block {} twice", inode.number, pair[1].0);
             return Err(Ext4Error::corrupt(inode.offset, what));

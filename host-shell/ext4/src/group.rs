@@ -1,4 +1,4 @@
-//! Group descriptors: where the inodes of a group lie.
+//! Group descriptors, which locate the inodes of a group.
 //!
 //! Linux, Documentation/filesystems/ext4, "Block Group Descriptors" and "Meta Block Groups".
 
@@ -82,7 +82,7 @@ pub fn inode_table(
 
 fn is_sound(superblock: &VolumeSuperblock, group: u64, bytes: &[u8]) -> bool {
     let stored = u16_at(bytes, CHECKSUM);
-    // Groups are fewer than blocks of 32 bits here: an inode's number has 32 bits.
+    // The number of a group has 32 bits here, because an inode's number has 32 bits.
     let number = (group as u32).to_le_bytes();
     let (before, after) = (&bytes[..CHECKSUM], &bytes[CHECKSUM + 2..]);
     match superblock.group_checksum {

@@ -1,4 +1,4 @@
-//! Data that lie in the inode: the first 60 bytes in place of the tree of extents, the rest in an attribute.
+//! Data that lie in the inode: the first 60 bytes in the space of the extent tree, the other bytes in an attribute.
 //!
 //! Linux, Documentation/filesystems/ext4, "Inline Data" and "Extended Attributes".
 

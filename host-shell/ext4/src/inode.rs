@@ -8,7 +8,7 @@ use crate::error::{Ext4Error, Result};
 
 /// The inode of the root directory.
 pub const ROOT: u32 = 2;
-/// Bytes of an inode of ext2; more hold further times and attributes.
+/// Bytes of an inode of ext2; longer inodes hold further times and attributes.
 pub const OLD_BYTES: usize = 128;
 const CHECKSUM_LOW: usize = 0x7C;
 const CHECKSUM_HIGH: usize = 0x82;
@@ -80,7 +80,7 @@ impl FileKind {
         })
     }
 
-    /// Returns its bits of the mode, as `st_mode` has them (S_IFMT).
+    /// Returns the bits of this kind in `st_mode` (S_IFMT).
     pub fn mode_bits(self) -> u32 {
         let number = match self {
             Self::Fifo => 0x1,
@@ -200,12 +200,12 @@ impl FileInode {
         })
     }
 
-    /// True if it has the bit `flag` of [`flags`].
+    /// True if the inode has the bit `flag` of [`flags`].
     pub fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
 
-    /// Returns the names of its bits that [`flags`] has.
+    /// Returns the names of the inode's bits that are in [`flags`].
     pub fn flag_names(&self) -> Vec<&'static str> {
         let all = [
             (flags::IMMUTABLE, "immutable"),
@@ -222,7 +222,7 @@ impl FileInode {
     }
 }
 
-/// True if the checksum is right; `known` bytes are members.
+/// True if the checksum is right; `known` is the number of bytes with known members.
 fn is_sound(bytes: &[u8], known: usize, seed: u32) -> bool {
     let mut cleared = bytes.to_vec();
     cleared[CHECKSUM_LOW..CHECKSUM_LOW + 2].fill(0);

@@ -1,13 +1,13 @@
-//! Reads ext4 on a device that no kernel mounts: directories, files, links, and where a file's data lie.
+//! Reads ext4 on a device that no kernel mounts: directories, files, links, and the extents of a file's data.
 //!
 //! Here belongs the reading of ext4 structures. Partitions, stores and the tensors of files are in
 //! `nvme-files`; the crate knows of a device only that bytes can be read.
 //!
-//! Nothing is written, and everything that the device says is checked: a damaged file system, or one made to do harm,
-//! ends in an [`Ext4Error`] with the byte of the device. Checksums of metadata are verified where the file system has
+//! Nothing is written, and everything that is read from the device is checked: a damaged file system, or a malicious
+//! one, ends in an [`Ext4Error`] with the byte of the device. Checksums of metadata are verified if the file system has
 //! them.
 //!
-//! The caller sees to it that nothing changes the file system meanwhile. [`Ext4::check_unchanged`] tells whether the
+//! The caller makes sure that nothing changes the file system meanwhile. [`Ext4::check_unchanged`] tells whether the
 //! inode of a file is still the one that was read.
 //!
 //! ```

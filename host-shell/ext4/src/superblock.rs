@@ -69,13 +69,13 @@ pub struct VolumeInfo {
     pub uuid: [u8; 16],
     /// Its label.
     pub label: String,
-    /// True if its metadata have checksums, which are verified.
+    /// True if the metadata have checksums, which are verified.
     pub has_checksums: bool,
-    /// True if the kernel noted errors in it.
+    /// True if the kernel has recorded errors in the file system.
     pub has_errors: bool,
 }
 
-/// Returns a UUID as text, as /dev/disk/by-uuid has it.
+/// Returns a UUID as text, as in /dev/disk/by-uuid.
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let mut text = String::with_capacity(36);
     for (index, byte) in uuid.iter().enumerate() {
@@ -105,13 +105,13 @@ pub struct VolumeSuperblock {
     pub inodes_per_group: u32,
     pub inode_bytes: u16,
     pub descriptor_bytes: u16,
-    /// First group whose descriptors lie in a meta group; those before it lie together.
+    /// First group whose descriptors lie in a meta group; the descriptors of earlier groups lie together.
     pub first_meta_group: Option<u64>,
     pub has_file_types: bool,
     pub is_sparse: bool,
-    /// Groups with copies of the superblock, of sparse_super2.
+    /// Groups with copies of the superblock, for sparse_super2.
     pub backups: Option<[u32; 2]>,
-    /// For checksums of metadata, where there are any.
+    /// Seed of checksums of metadata, if there are any.
     pub seed: Option<u32>,
     pub group_checksum: GroupChecksum,
 }

@@ -1,5 +1,5 @@
-//! A file system that is open: paths, directories, links and files. Nothing is ever written. What this reader does
-//! not know is refused by name, since a guess would return wrong bytes as right ones.
+//! An open file system: paths, directories, links and files. Nothing is ever written. Unknown features are refused by
+//! name, since a guess would return wrong bytes as right ones.
 
 use crate::directory::{DirEntry, EntryRules, OnEntry};
 use crate::disk::CheckedDisk;
@@ -111,12 +111,12 @@ impl<S: VolumeSource> Ext4<S> {
     ///
     /// # Errors
     /// [`Ext4Error::NotFound`], [`Ext4Error::WrongKind`] where a directory is needed, [`Ext4Error::TooManyLinks`], and
-    /// those of [`inode`](Self::inode) and [`list`](Self::list).
+    /// the errors of [`inode`](Self::inode) and [`list`](Self::list).
     pub fn lookup(&self, path: impl AsRef<[u8]>) -> Result<FileInode> {
         self.resolve(path.as_ref(), true)
     }
 
-    /// As [`lookup`](Self::lookup), of a link itself where the last part of the path is one.
+    /// Finds a file as [`lookup`](Self::lookup) does; if the last part of the path is a link, finds the link itself.
     ///
     /// # Errors
     /// As [`lookup`](Self::lookup).
@@ -214,7 +214,7 @@ impl<S: VolumeSource> Ext4<S> {
         check_readable(directory)?;
         if directory.has(flags::INLINE_DATA) {
             let (first, rest) = inline::parts(directory)?;
-            // The number of the directory above comes first.
+            // The inode number of the parent directory comes first.
             let first = first.get(4..).unwrap_or(&[]);
             if rules
                 .entries(first, directory.offset, on_entry)?
@@ -282,8 +282,8 @@ impl<S: VolumeSource> Ext4<S> {
     /// Opens the data of a file by its inode.
     ///
     /// # Errors
-    /// [`Ext4Error::WrongKind`] for what is no regular file; [`Ext4Error::Refused`]; [`Ext4Error::Corrupt`],
-    /// [`Ext4Error::Checksum`] and [`Ext4Error::Read`].
+    /// [`Ext4Error::WrongKind`] for something other than a regular file; [`Ext4Error::Refused`];
+    /// [`Ext4Error::Corrupt`], [`Ext4Error::Checksum`] and [`Ext4Error::Read`].
     pub fn file(&self, inode: &FileInode) -> Result<FileData> {
         if inode.kind != FileKind::File {
             return Err(Ext4Error::WrongKind {
@@ -409,7 +409,7 @@ impl FileData {
         Ok(extents.collect())
     }
 
-    /// Returns the byte of the device at which its data begin, if they lie there in one piece, all of them
+    /// Returns the byte of the device at which the file's data begin, if they are contiguous and all of them are
     /// written.
     pub fn place(&self) -> Option<u64> {
         match &*self.extents().ok()? {

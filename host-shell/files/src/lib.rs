@@ -1,11 +1,11 @@
-//! What lies on a store: files of tensors, file systems, and layers of models that are read ahead of their use.
+//! The content of a store: files of tensors, file systems, and layers of models that are read ahead of their use.
 //!
-//! Here belongs what gives bytes of a store a name: a tensor's, a file's, a layer's. How they are read is the store's
-//! matter (`nvme-store`), what is computed from them that of `nvme-compute` and above.
+//! Here belongs what gives bytes of a store a name: the name of a tensor, a file or a layer. Reading the bytes is the
+//! task of `nvme-store`, computing with them the task of `nvme-compute` and the crates above.
 //!
-//! - [`Catalog`]: names, types, shapes and places of the tensors of a file, and its way onto a store.
-//! - [`files`]: partitions, ext4, and where a file's data lie.
-//! - [`Manifest`]: the hashes of a file, by which layers are verified where they were loaded.
+//! - [`Catalog`]: names, types, shapes and offsets of the tensors of a file, and the import of the file into a store.
+//! - [`files`]: partitions, ext4, and the extents of a file's data.
+//! - [`Manifest`]: the hashes of a file, by which layers are verified in the memory into which they were loaded.
 //! - [`LayerLoader`](loader::LayerLoader): layers of a model, read while others are used.
 #![deny(missing_docs)]
 

@@ -1,15 +1,15 @@
 //! Look-ups by name among many.
 //!
-//! Names come from files that may be damaged or hostile. A search through all of them for each of them is minutes of
-//! work for a header of a few megabytes.
+//! Names come from files that may be damaged or hostile. A linear search for each name would take minutes for a header
+//! of a few megabytes.
 
 /// Places of named things in the order of their names, for look-ups by bisection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NameIndex(Vec<usize>);
 
 impl NameIndex {
-    /// Indexes things by `names`, which come in the order of the things' places. Of equal names the first place comes
-    /// first.
+    /// Builds an index of `names`, which are in the order of their positions. If names are equal, the first position
+    /// comes first.
     pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         let names: Vec<&str> = names.into_iter().collect();
         let mut places: Vec<usize> = (0..names.len()).collect();

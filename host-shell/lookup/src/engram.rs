@@ -1,8 +1,9 @@
-//! "Engram": the lookup tables of DeepSeek-V4.1. Tokens that read alike are one class; each layer with a table hashes the
-//! classes of 2, 3 and 4 tokens by several heads, with multipliers and primes of its own.
+//! "Engram": the lookup tables of DeepSeek-V4.1. Tokens whose texts differ only in accents, case or kind of white space
+//! have one class; each layer with a table hashes the classes of 2, 3 and 4 tokens by several heads, with multipliers
+//! and primes of its own.
 //!
-//! Source: the published reference (`inference/engram.py` of deepseek-ai/DeepSeek-V4.1-Flash), as engines that agree on
-//! it state it. Checked against the rows of FreeToken 0.2.1's `EngramHash`: `tests/engram.rs`.
+//! Source: the published reference (`inference/engram.py` of deepseek-ai/DeepSeek-V4.1-Flash), as restated by engines
+//! that agree on it. Compared with the rows of FreeToken 0.2.1's `EngramHash`: `tests/engram.rs`.
 
 use crate::numpy::NumpyRandom;
 use crate::settings::{ModelSettings, bad, parsed};
@@ -17,25 +18,25 @@ use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper, Tokenizer};
 
 /// Stands for a text that is one space while spaces at the ends are removed: a character that no text has.
 const LONE_SPACE: &str = "\u{e000}";
-/// Character that a decoder writes in place of bytes that are no UTF-8.
+/// Character that a decoder writes instead of bytes that are not valid UTF-8.
 const NO_TEXT: char = '\u{fffd}';
-/// Multiplied by the layer, the seed of its multipliers.
+/// The seed of a layer's multipliers is the layer's number times this.
 const SEED: u64 = 10_007;
-/// Limits of a configuration, so that a wrong one ends at once: many times what is published.
+/// Limits of a configuration, many times the published values, so that a wrong one ends at once.
 const MOST_LAYERS: u64 = 1 << 16;
 const MOST_HEADS: u64 = 256;
 const LONGEST: u64 = 16;
 const MOST_ROWS: u64 = 1 << 40;
 /// Of all layers together.
 const MOST_HASHES: u64 = 4096;
-/// With more of them numpy would draw multipliers of 32 bits.
+/// Above this number of classes numpy would draw multipliers of 32 bits.
 const MOST_CLASSES: u64 = (1 << 30) - 1;
 
 /// Makes the hashes of a model from the text of its config.json and the class of each token: see [`classes_of`].
 ///
 /// # Errors
-/// [`LookupError`], with the key, for a configuration that lacks one or has a value that cannot be, and for classes
-/// or rows that are not as many as it says.
+/// [`LookupError`], with the key, for a configuration that lacks a key or has an impossible value, and if the number of
+/// classes or rows differs from the configuration.
 pub fn tables(config: &str, classes: Vec<u32>) -> Result<NgramTables, LookupError> {
     let value = parsed(config)?;
     let settings = ModelSettings::of(&value, "text_config")?;
@@ -102,7 +103,7 @@ pub fn tensor_name(layer: u64) -> String {
     format!("layers.{layer}.engram.embed.weight")
 }
 
-/// Returns `count` primes, ascending from `vocabulary` on, that are not in `used`, and adds them there.
+/// Returns `count` primes, ascending from `vocabulary` on, that are not in `used`, and adds them to `used`.
 fn unused_primes(
     vocabulary: u64,
     count: u64,
@@ -163,7 +164,7 @@ pub fn classes_of(json: &[u8]) -> Result<Vec<u32>, LookupError> {
     Ok(classes)
 }
 
-/// The steps that make texts equal that read alike.
+/// Returns the steps that remove accents, case and kind of white space from a token's text.
 fn same_reading() -> tokenizers::Result<Sequence> {
     let regex = |pattern: &str, by: &str| {
         let pattern = ReplacePattern::Regex(pattern.to_owned());

@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration, a tokenizer or a token.
+//! Errors of a configuration, a tokenizer or a token.
 
 /// Fault of a configuration, a tokenizer or a token. Nothing was hashed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -9,7 +9,7 @@ pub enum LookupError {
     /// The configuration lacks a key.
     #[error("the configuration has no key {0}")]
     MissingKey(String),
-    /// A key of the configuration has a value that it cannot have.
+    /// A key of the configuration has an impossible value.
     #[error("{key} of the configuration is {value}, and has to be {rule}")]
     BadValue {
         /// The key.
@@ -26,7 +26,7 @@ pub enum LookupError {
     OtherRows {
         /// The layer.
         layer: u64,
-        /// Rows that the configuration states.
+        /// Number of rows that the configuration states.
         stated: u64,
         /// Sum of the primes of the table's hashes.
         computed: u64,
@@ -44,7 +44,7 @@ pub enum LookupError {
     TokenOutOfRange {
         /// The token.
         token: i64,
-        /// Its position among the tokens of the call.
+        /// Position of the token among the tokens of the call.
         position: usize,
         /// Number of tokens of the model.
         tokens: u64,
@@ -62,7 +62,7 @@ pub enum LookupError {
     /// The tokenizer cannot be read, or decodes no token.
     #[error("the tokenizer cannot be used: {0}")]
     Tokenizer(String),
-    /// The tokens of the tokenizer become another number of classes than the configuration says.
+    /// The tokenizer's tokens have another number of classes than the configuration says.
     #[error(
         "the tokenizer's {tokens} tokens become {computed} classes, the configuration says {stated}"
     )]
@@ -71,7 +71,7 @@ pub enum LookupError {
         tokens: usize,
         /// Classes that they become.
         computed: usize,
-        /// Classes by the configuration.
+        /// Number of classes that the configuration states.
         stated: u64,
     },
 }

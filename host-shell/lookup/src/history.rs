@@ -1,7 +1,7 @@
 //! The tokens of a request that its next n-grams begin with.
 
-/// The newest tokens of a sequence: as many as the longest n-gram has before its last one. A copy is a few words, so that
-/// a request whose drafts were refused goes on from the copy made before them.
+/// The newest tokens of a sequence: as many as the longest n-gram has before its last one. A copy is a few words, so
+/// that a request whose drafts were refused continues from a copy made before them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NgramHistory {
     /// The newest one last.
@@ -15,7 +15,7 @@ impl NgramHistory {
         }
     }
 
-    /// Adds `tokens`, which were accepted: the prompt's chunk, the sampled token, or the drafts that stand.
+    /// Adds `tokens`, which were accepted: the prompt's chunk, the sampled token, or the accepted drafts.
     pub fn commit(&mut self, tokens: &[i64]) {
         let length = self.tokens.len();
         let newest = &tokens[tokens.len().saturating_sub(length)..];

@@ -3,26 +3,26 @@
 use crate::{LookupError, NgramHistory};
 use std::sync::Arc;
 
-/// Stands for a token of an image, where a model's hashes stop at images.
+/// Number that stands for a token of an image, for models whose n-grams stop at images.
 pub const IMAGE_TOKEN: i64 = -1;
 
 /// One hash: its n-gram's length, and the rows that it selects from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashHead {
-    /// Tokens of its n-grams, 2 and more.
+    /// Number of tokens of the n-grams, 2 and more.
     pub length: usize,
-    /// Number of its rows, a prime.
+    /// Number of rows of this hash, a prime.
     pub rows: u64,
-    /// Its first row in the table.
+    /// First row of this hash in the table.
     pub first_row: u64,
 }
 
 /// Limit that n-grams do not reach across, besides the beginning of the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NgramBoundary {
-    /// Images: an [`IMAGE_TOKEN`], and what is older, count as padding.
+    /// Images: an [`IMAGE_TOKEN`], and all tokens before it, count as padding.
     Image,
-    /// The padding token itself, which ends a text: what is older than it counts as padding.
+    /// The padding token itself, which ends a text: all tokens before it count as padding.
     Padding,
 }
 
@@ -30,7 +30,7 @@ pub enum NgramBoundary {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NgramHash {
     tokens: u64,
-    /// The class of each token, where tokens that read alike are hashed alike.
+    /// The class of each token, if tokens of one class are hashed alike.
     classes: Option<Arc<[u32]>>,
     multipliers: Vec<u64>,
     heads: Vec<HashHead>,
@@ -67,7 +67,7 @@ impl NgramHash {
         }
     }
 
-    /// Hashes the class of each token in place of the token.
+    /// Makes the hashes take the class of each token instead of the token.
     pub(crate) fn with_classes(self, classes: Arc<[u32]>) -> Self {
         Self {
             tokens: classes.len() as u64,
@@ -81,12 +81,12 @@ impl NgramHash {
         self.tokens
     }
 
-    /// Returns the class of each token, where tokens that read alike are hashed alike.
+    /// Returns the class of each token, if tokens of one class are hashed alike.
     pub fn classes(&self) -> Option<&[u32]> {
         self.classes.as_deref()
     }
 
-    /// Returns the multipliers: that of the newest token first.
+    /// Returns the multipliers, the one of the newest token first.
     pub fn multipliers(&self) -> &[u64] {
         &self.multipliers
     }
@@ -101,12 +101,12 @@ impl NgramHash {
         self.heads.iter().map(|head| head.rows).sum()
     }
 
-    /// Returns the token that stands for what n-grams do not reach.
+    /// Returns the token that replaces positions beyond the boundary of an n-gram.
     pub fn padding(&self) -> i64 {
         self.padding
     }
 
-    /// Returns what n-grams do not reach across.
+    /// Returns the boundary across which n-grams do not reach.
     pub fn boundary(&self) -> NgramBoundary {
         self.boundary
     }
@@ -117,7 +117,7 @@ impl NgramHash {
     }
 
     /// Writes the row ids of each of `tokens`, which follow `history`: `heads().len()` of each, token by token. The
-    /// history stays as it was: see [`NgramHistory::commit`].
+    /// history is not changed: see [`NgramHistory::commit`].
     ///
     /// # Errors
     /// [`LookupError::TokenOutOfRange`] for a token that the model does not have, and [`LookupError::OtherLength`]
@@ -145,7 +145,7 @@ impl NgramHash {
     /// Checks that the model has all of `tokens`.
     ///
     /// # Errors
-    /// [`LookupError::TokenOutOfRange`] for the first one that it does not have.
+    /// [`LookupError::TokenOutOfRange`] for the first token that the model does not have.
     pub fn check(&self, tokens: &[i64]) -> Result<(), LookupError> {
         let is_known = |token: i64| match u64::try_from(token) {
             Ok(token) => token < self.tokens,
@@ -172,7 +172,7 @@ impl NgramHash {
                 is_hidden |= token == IMAGE_TOKEN;
                 let seen = if is_hidden { self.padding } else { token };
                 hash ^= self.class(seen) * self.multipliers[length];
-                // The end of a text hides what is older from the tokens behind it, and not from itself.
+                // The end of a text hides the older tokens from the tokens behind it, but not from itself.
                 is_hidden |=
                     length > 0 && self.boundary == NgramBoundary::Padding && token == self.padding;
                 length += 1;

@@ -7,7 +7,7 @@
 
 const MULTIPLIER: u128 = 0x2360_ED05_1FC6_5DA4_4385_DF64_9FCC_F645;
 
-/// A generator of numpy's kind.
+/// A generator with numpy's algorithm.
 pub struct NumpyRandom {
     state: u128,
     increment: u128,

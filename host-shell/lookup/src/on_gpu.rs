@@ -1,5 +1,5 @@
-//! Row ids in GPU memory: tokens that a GPU has sampled select rows without a trip to the host. A launch returns before it
-//! runs, and can be captured: a replay hashes the tokens that are in memory then.
+//! Row ids in GPU memory: tokens that a GPU has sampled select rows without a round trip to the host. A launch returns
+//! before it runs, and can be captured: a replay hashes the tokens that are in memory then.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
@@ -11,12 +11,12 @@ use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-/// Blocks of a launch at most: more than a large GPU runs at a time.
+/// Largest number of blocks of a launch: more than a large GPU runs at a time.
 const MOST_BLOCKS: u64 = 2048;
-/// Row ids of a launch at most.
+/// Largest number of row ids of a launch.
 const MOST_IDS: u64 = 1 << 40;
 
-/// The tokens of a step, in memory of the GPU: sequences one after the other, as engines batch them.
+/// The tokens of a step, in memory of the GPU: sequences one after the other, as inference engines batch them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTokens {
     /// Address of the tokens, `i64` or `i32` each.
@@ -42,7 +42,7 @@ pub struct StepTokens {
 
 /// The hashes of one table with their constants in memory of a GPU, and the kernels that use them.
 ///
-/// Its memory is not freed when this is dropped: a launch that is under way, or a graph, may still use it.
+/// The memory is not freed when this is dropped: a launch in progress, or a graph, may still use it.
 pub struct GpuNgramHash {
     module: Module,
     rows: KernelFunction,
@@ -55,7 +55,7 @@ impl GpuNgramHash {
     /// Loads the kernels and uploads multipliers, heads and classes of tokens.
     ///
     /// # Errors
-    /// Those of [`Module::of_image`]; [`Error::Device`] without memory on the GPU.
+    /// The errors of [`Module::of_image`]; [`Error::Device`] without memory on the GPU.
     pub fn new(gpu: &Arc<Gpu>, hash: &NgramHash) -> Result<Self> {
         let module = Module::of_image(gpu, &NGRAMS)?;
         let mut bytes = Vec::new();
@@ -108,18 +108,18 @@ impl GpuNgramHash {
         self.words.length - 1
     }
 
-    /// Enqueues in `stream` the hashing of `tokens`: [`heads`](Self::heads) `i64` at `out` for each, token by token. The
-    /// histories stay as they are.
+    /// Enqueues in `stream` the hashing of `tokens`: [`heads`](Self::heads) `i64` at `out` for each, token by token.
+    /// The histories are not changed.
     ///
-    /// A token that the model does not have makes the ids of the n-grams with it -1, which a gather reports as out of
-    /// range. So do bounds of sequences, and numbers of histories, that cannot be.
+    /// If the model does not have a token, the ids of the n-grams with it become -1, which a gather reports as out of
+    /// range. Impossible bounds of sequences and impossible numbers of histories have the same effect.
     ///
     /// # Safety
-    /// What `tokens` names, and `out`, is valid on the GPU until the stream has done it, and for as long as a graph that
-    /// captured it may be launched; nothing else writes it meanwhile.
+    /// The memory that `tokens` names, and `out`, is valid on the GPU until the stream has done it, and for as long as
+    /// a graph that captured it may be launched; nothing else writes it meanwhile.
     ///
     /// # Errors
-    /// [`Error::Usage`] for addresses and numbers that cannot be; [`Error::Device`] with the driver's answer.
+    /// [`Error::Usage`] for invalid addresses and numbers; [`Error::Device`] with the driver's answer.
     pub unsafe fn row_ids(&self, tokens: &StepTokens, out: u64, stream: u64) -> Result<()> {
         let heads = u64::from(self.words.head_count);
         let ids = tokens
@@ -142,10 +142,10 @@ impl GpuNgramHash {
         unsafe { self.launch(self.rows, ids, &launch, stream) }
     }
 
-    /// Enqueues in `stream` the end of a step: adds to each history the first tokens of its sequence, as many as the `i32`
-    /// at `accepted` says for it, or all with an address of 0. Refused drafts are those behind them.
+    /// Enqueues in `stream` the end of a step: adds to each history the first tokens of its sequence, as many as the
+    /// `i32` at `accepted` says for it, or all if that address is 0. The tokens behind them are the refused drafts.
     ///
-    /// A number that cannot be makes the history unknown: its next n-grams get row id -1. A sequence whose words cannot be
+    /// An impossible number makes the history unknown: its next n-grams get row id -1. A sequence with impossible words
     /// changes no history.
     ///
     /// # Safety
@@ -178,13 +178,13 @@ impl GpuNgramHash {
         unsafe { self.launch(self.commit, sequences, &launch, stream) }
     }
 
-    /// Returns the tokens of all histories; more than there can be are refused as such.
+    /// Returns the number of tokens of all histories; a product that overflows becomes a number that is refused.
     fn history_words(&self, tokens: &StepTokens) -> u64 {
         let each = u64::from(self.history_tokens());
         tokens.history_count.saturating_mul(each)
     }
 
-    /// Returns the words of a launch over `tokens`, whose memory may be used.
+    /// Returns the words of a launch over `tokens`, after a check that the kernels may use their memory.
     fn checked(&self, tokens: &StepTokens, stream: u64) -> Result<NgramLaunch> {
         let usage = |cause: &str, remedy: &str| Err(Error::usage(cause, remedy));
         if tokens.sequences == 0 || (tokens.starts == 0 && tokens.sequences != 1) {
@@ -252,7 +252,7 @@ impl GpuNgramHash {
         if blocks == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's; both kernels take one `NgramLaunch`.
+        // SAFETY: the caller vouches for the addresses; both kernels take one `NgramLaunch`.
         unsafe {
             self.module
                 .launch_in(stream, function, blocks as u32, BLOCK_THREADS, words)

@@ -1,17 +1,17 @@
 //! The lookup tables of Qwen3.8-Flash-Next (`qwen4_exp`), its "per-layer embedding": n-grams of 2 and 3 tokens, which do
 //! not reach across the end of a text.
 //!
-//! Source: `Qwen4ExpTextNGramEmbedding` of transformers 5.24.0. Checked against its rows: `tests/ple.rs`.
+//! Source: `Qwen4ExpTextNGramEmbedding` of transformers 5.24.0. Compared with its rows: `tests/ple.rs`.
 
 use crate::settings::{ModelSettings, bad, parsed};
 use crate::{LookupError, NgramBoundary, NgramHash, NgramTables, primes};
 use serde_json::Value;
 
-/// Multiplied by the table's number, added to the seed of its multipliers.
+/// The seed of a table's multipliers is the configuration's seed plus the table's number times this.
 const SEED_STEP: u64 = 10_007;
 /// Step of the generator SplitMix64.
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
-/// Limits of a configuration, so that a wrong one ends at once: many times what is published.
+/// Limits of a configuration, many times the published values, so that a wrong one ends at once.
 const MOST: u64 = 1 << 40;
 const MOST_HEADS: u64 = 256;
 const LONGEST: u64 = 16;
@@ -22,7 +22,7 @@ const MOST_LAYERS: u64 = 1 << 16;
 /// Makes the hashes of a model from the text of its config.json.
 ///
 /// # Errors
-/// [`LookupError`], with the key, for a configuration that lacks one or has a value that cannot be.
+/// [`LookupError`], with the key, for a configuration that lacks a key or has an impossible value.
 pub fn tables(config: &str) -> Result<NgramTables, LookupError> {
     let value = parsed(config)?;
     let settings = ModelSettings::of(&value, "text_config")?;

@@ -15,7 +15,8 @@ pub fn parsed(text: &str) -> Result<Value, LookupError> {
 }
 
 impl<'a> ModelSettings<'a> {
-    /// Returns the settings in `value`, or in its member `inner` where it has one: those of the text part of a model.
+    /// Returns the settings in `value`, or in its member `inner` if it has one: the settings of the text part of a
+    /// model.
     pub fn of(value: &'a Value, inner: &str) -> Result<Self, LookupError> {
         let whole = value
             .as_object()

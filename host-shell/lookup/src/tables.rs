@@ -9,7 +9,7 @@ pub struct NgramTables {
     layers: Vec<u64>,
     hashes: Vec<NgramHash>,
     columns: u64,
-    /// Rows of a table in a file are a multiple of it.
+    /// The number of rows of a table in a file is a multiple of this.
     divisor: u64,
 }
 
@@ -28,7 +28,7 @@ impl NgramTables {
         }
     }
 
-    /// Returns the layers that have a table, as names of tensors count them.
+    /// Returns the layers that have a table, with the numbers that names of tensors use.
     pub fn layers(&self) -> &[u64] {
         &self.layers
     }

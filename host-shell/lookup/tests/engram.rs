@@ -1,4 +1,4 @@
-//! Row ids of Engram's tables beside those of FreeToken 0.2.1's `EngramHash`.
+//! Row ids of Engram's tables, compared with FreeToken 0.2.1's `EngramHash`.
 
 mod chunked;
 
@@ -79,7 +79,7 @@ fn drafts_that_were_refused_leave_no_trace() {
     let mut rows = [0; 4 * 24];
     hash.row_ids(&history, &drafts, &mut rows).unwrap();
     assert_eq!(rows[..48], golden.rows[0][20 * 24..22 * 24]);
-    // Two of them stand; what follows is hashed behind those two.
+    // Two of the drafts are accepted; the next token is hashed behind those two.
     history.commit(&drafts[..2]);
     let mut rows = [0; 24];
     hash.row_ids(&history, &rest[2..3], &mut rows).unwrap();
@@ -94,7 +94,7 @@ fn hashes_stop_at_images() {
     let text = &golden.tokens[..6];
     let mut tokens = vec![9, 8, IMAGE_TOKEN, IMAGE_TOKEN];
     tokens.extend(text);
-    // Behind an image, in the same chunk or in the next one, hashes are those of a text that begins.
+    // Behind an image, in the same chunk or in the next one, the hashes are those of a text that begins there.
     for cut in [0, 3, 4, 5] {
         let rows = rows_of(hash, &[&tokens[..cut], &tokens[cut..]]);
         assert_eq!(rows[4 * 24..], golden.rows[0][..6 * 24], "{cut}");

@@ -1,4 +1,4 @@
-//! Row ids of Qwen's tables beside those of transformers 5.24.0.
+//! Row ids of Qwen's tables, compared with transformers 5.24.0.
 
 mod chunked;
 
@@ -6,7 +6,7 @@ use chunked::rows_of;
 use nvme_lookup::LookupError;
 use nvme_lookup::ple;
 
-/// Of Qwen3.8-Flash-Next, with a second table, which it has not.
+/// The configuration of Qwen3.8-Flash-Next, with a second table, which that model does not have.
 const CONFIG: &str = r#"{"model_type": "qwen4_exp", "text_config": {"ple_layer_ids": [2, 5], "vocab_size": 248320,
     "hidden_size": 2560, "eos_token_id": [248046, 1], "ngram_vocab_size_base": 20000000, "seed": 1234}}"#;
 /// A line is a token and 16 rows of each of the two tables.
@@ -61,7 +61,7 @@ fn rows_are_those_of_transformers() {
 fn what_cannot_be_is_refused_with_its_key() {
     let tables = ple::tables(CONFIG).unwrap();
     let hash = tables.of_layer(1).unwrap();
-    // Images have tokens of their own here.
+    // In this model images have token ids, so that -1 is refused.
     let error = hash
         .row_ids(&hash.begin(), &[-1], &mut [0; 16])
         .unwrap_err();

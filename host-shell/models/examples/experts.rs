@@ -4,12 +4,12 @@
 //! cargo run --release -p nvme-models --example experts -- DEVICE [LAYERS] [EXPERTS] [CHOICES] [WIDTH] [HIDDEN] [TOKENS] [QUEUES]
 //! ```
 //!
-//! DEVICE is overwritten: a simulated drive. Without numbers the layers have 128 experts of 2,880 x 2,880, of which a token
-//! has 4 (the geometry of gpt-oss-120b, which has 36 layers), in Q4_0. Random weights; logits from a generator that has
-//! some experts more often than others. Caches of 1, 1/2, 1/4, 1/8 and 1/16 of all experts, as far as a token fits. The
-//! last token of each is compared with the CPU's.
+//! DEVICE is overwritten: a simulated drive. Without numbers the layers have 128 experts of 2,880 x 2,880, of which a
+//! token uses 4 (the geometry of gpt-oss-120b, which has 36 layers), in Q4_0. Weights are random; logits come from a
+//! generator that prefers some experts. Caches hold 1, 1/2, 1/4, 1/8 and 1/16 of all experts, as far as a token fits.
+//! The last token of each is compared with the CPU's result.
 //!
-//! One line of JSON for each cache: tokens a second, bytes a token, and how many choices were in the cache.
+//! One line of JSON for each cache: tokens a second, bytes a token, and the number of choices that were in the cache.
 // UNSAFETY: launches over this program's own memory.
 #![allow(unsafe_code)]
 
@@ -140,7 +140,7 @@ fn fill(store: &Store, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// What the tokens of a cache took: medians of each.
+/// Measurements of a cache's tokens: medians.
 struct Ran {
     seconds: f64,
     bytes: u64,
@@ -184,7 +184,7 @@ impl<'e> Rig<'e> {
                 adds: layer > 0,
                 probabilities: 0,
             };
-            // SAFETY: memory of this rig, which waits for each launch.
+            // SAFETY: the memory belongs to this rig, which waits for each launch.
             unsafe { cache.step(&step, stream) }
         };
         let capture = |stream| {
@@ -206,7 +206,7 @@ impl<'e> Rig<'e> {
         })
     }
 
-    /// Some experts have larger logits than others, each token's a little different.
+    /// Returns logits with which some experts are chosen more often; each token's differ a little.
     fn logits(&self, token: u64) -> Vec<f32> {
         let of = |layer: u32, expert: u32| {
             let number = u64::from(layer * self.experts.shape().experts + expert);
@@ -229,7 +229,7 @@ impl<'e> Rig<'e> {
         Ok(took)
     }
 
-    /// As many tokens again come first, so that the cache is full.
+    /// The same number of tokens is run before and not measured, so that the cache is full.
     fn run(&self, tokens: u64) -> Result<Ran> {
         for token in 0..tokens {
             self.token(token)?;

@@ -1,12 +1,13 @@
-//! Tokens per second of a model that is larger than the memory for its weights, by each way that layers can take.
+//! Measures tokens per second of a model that is larger than the memory for its weights, for each path by which layers
+//! can be read.
 //!
 //! ```sh
 //! cargo run --release -p nvme-models --example large_model -- /dev/shm/model.gguf [BUDGET] [LAYERS] [TOKENS]
 //! ```
 //!
-//! A missing FILE is written first: random weights of the sizes of Llama 2 70B in Q6_K (56 GB with 80 layers), whose text
-//! means nothing. Each way gets the same prompt; tokens and the numbers behind the last one have to be equal. A line of
-//! JSON for each way. The file stays.
+//! A missing FILE is written first: random weights of the sizes of Llama 2 70B in Q6_K (56 GB with 80 layers), whose
+//! text means nothing. Each path gets the same prompt; tokens and the logits behind the last one have to be equal. It
+//! prints a line of JSON for each path. The file stays.
 
 #[path = "../../compute/examples/arguments/mod.rs"]
 mod arguments;

@@ -1,4 +1,4 @@
-//! One step of attention over pages of keys and values on a drive, beside other ways to bring the same pages.
+//! Measures one step of attention over pages of keys and values on a drive, beside other paths for the same pages.
 //!
 //! ```sh
 //! cargo run --release -p nvme-models --example paged_attention -- DEVICE [SEQUENCES] [PAGES] [TOKENS] [RUNS] [STATIONS]
@@ -8,12 +8,12 @@
 //! drive, by a table in GPU memory; 64 heads of queries, 8 of keys and values, 128 elements, bf16. STATIONS (32) blocks
 //! read at a time. Ways, in turns:
 //!
-//! - `attend`: the kernel reads the pages while it attends. One head of each run is compared with the CPU's.
+//! - `attend`: the kernel reads the pages while it attends. One head of each run is compared with the CPU's result.
 //! - `gather`: the GPU reads the pages into its memory. No attention.
-//! - `by_cpu`: the table is copied to the host, 8 threads read the pages to pinned memory, the copy engine copies them. No
-//!   attention.
+//! - `by_cpu`: the table is copied to the host, 8 threads read the pages to pinned memory, and the copy engine copies
+//!   them to the GPU, without attention.
 //!
-//! One line of JSON: medians, and what became of each run.
+//! It prints one line of JSON: medians, and the outcome of each run.
 // UNSAFETY: launches and copies over this program's own memory.
 #![allow(unsafe_code)]
 
@@ -112,7 +112,7 @@ struct Rig {
     _memory: [DeviceMemory; 3],
 }
 
-/// What a thread of the CPU reads by: two halves of pinned memory.
+/// Buffer of a thread of the CPU: two halves of pinned memory.
 struct Reader {
     stream: Stream,
     copied: [StreamEvent; 2],
@@ -228,7 +228,7 @@ impl Rig {
 
     fn attend(&self) -> Result<()> {
         let stream = self.stream.handle();
-        // SAFETY: memory of this rig, which waits for the launch.
+        // SAFETY: the memory belongs to this rig, which waits for the launch.
         let pending = unsafe { self.kernels.attend(&self.pages, &self.queries, stream)? };
         paged::check(&self.pages, pending.wait(LIMIT)?)
     }
@@ -279,7 +279,7 @@ impl Rig {
             if turn > 1 {
                 reader.copied[half].wait()?;
             }
-            // SAFETY: a half of the buffer of this thread, whose last copy has ended.
+            // SAFETY: the range is a half of this thread's buffer, whose last copy has ended.
             let data = unsafe {
                 let from = reader.pages.start().add(half * CHUNK as usize);
                 std::slice::from_raw_parts_mut(from, ids.len() * page)
@@ -289,7 +289,7 @@ impl Rig {
                 .gather(RowIds::I64(ids), data, None)?
                 .check()?;
             let to = self.there.address() + ((first + turn * step) * page) as u64;
-            // SAFETY: room for these pages; the buffer stays until the stream has ended.
+            // SAFETY: the target has room for these pages; the buffer stays until the stream has ended.
             unsafe { reader.stream.copy_in(to, data.as_ptr(), data.len())? };
             reader.copied[half].record_in(&reader.stream)?;
         }

@@ -14,8 +14,8 @@ use std::path::Path;
 /// Writes the checkpoint in `folder` (config.json and model.safetensors) as GGUF. Matrices stay in bf16.
 ///
 /// # Errors
-/// [`Error::Usage`] for a configuration that is no Mixtral of tokens for bytes, for a tensor that is missing, and for one of
-/// another shape or format; what a read ends with; those of `out`.
+/// [`Error::Usage`] for a configuration other than a Mixtral with a token for each byte, for a tensor that is missing,
+/// and for one of another shape or format; the errors of reads and of `out`.
 pub fn mixtral(folder: &Path, out: &mut impl Write) -> Result<()> {
     let path = folder.join("config.json");
     let (file, _) = open_regular(&path)?;

@@ -1,5 +1,5 @@
-//! Choice of pages by the CPU, as the kernels do it: bounds and choices are the same bit by bit. The kernels are
-//! compared with it bit by bit, so both must round and break ties alike: of equal bounds the first page wins.
+//! Choice of pages by the CPU. The kernels' bounds and choices are compared with it bit by bit, so both must round and
+//! break ties alike: among equal bounds the first page wins.
 
 use crate::{KvShape, KvStore};
 use nvme_compute_kernel::choose::{FIRST, UNKNOWN, larger, rank_of};
@@ -8,7 +8,7 @@ use nvme_host::{Error, Result};
 /// Limits of the pages that each head of keys and values attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageLimits {
-    /// All pages of a head, at least one and at least `first` + `last`.
+    /// Number of all pages of a head, at least one and at least `first` + `last`.
     pub pages: u32,
     /// Number of pages at the start of the table that are always selected.
     pub first: u32,
@@ -32,8 +32,8 @@ impl PageLimits {
         Ok(())
     }
 
-    /// Selects pages by their `ranks`, and returns their indices in ascending order: the pages that are always
-    /// kept, and of the others those with the largest ranks, of equal ranks the first.
+    /// Selects pages by their `ranks`, and returns their indices in ascending order: the pages that are always kept,
+    /// and among the others those with the largest ranks; among equal ranks the first.
     pub fn choose(&self, ranks: &[u32]) -> Vec<u32> {
         let count = ranks.len();
         let (first, last) = (self.first as usize, self.last as usize);
@@ -89,9 +89,9 @@ impl KvShape {
         found.map_or(UNKNOWN, |(_, half)| half)
     }
 
-    /// Returns the rank of a page for the queries of the heads that share the keys of head `kv_head`: larger
-    /// for a larger bound of their products with its keys. The bound of a page is the largest one of these
-    /// queries; `u32::MAX` where one is not a number.
+    /// Returns the rank of a page for the queries of the heads that share the keys of head `kv_head`: larger for a
+    /// larger bound of their products with its keys. The bound of a page is the largest one of these queries;
+    /// `u32::MAX` if one is not a number.
     pub fn rank(&self, summary: &[u8], kv_head: u32, queries: &[&[f32]]) -> u32 {
         let elements = self.head_elements as usize;
         let mine = summary.get(kv_head as usize * elements * 4..);
@@ -115,13 +115,13 @@ impl KvShape {
 }
 
 impl KvStore {
-    /// Selects the pages of `ids` that the heads of `queries`, which share the keys of head `kv_head`, attend
-    /// to, in the order of `ids`; `summaries` has the summary of each page of the drive. A page that is not
-    /// there is chosen first, so that attention reports it.
+    /// Selects the pages of `ids` to which the heads of `queries` attend, in the order of `ids`; these heads share the
+    /// keys of head `kv_head`. `summaries` has the summary of each page of the drive. An id of no page is chosen first,
+    /// so that attention reports it.
     ///
     /// # Errors
-    /// Those of [`PageLimits::check`]; [`Error::Usage`] for a head that is not there, and a query of another length
-    /// than a head.
+    /// The errors of [`PageLimits::check`]; [`Error::Usage`] for a head that is not there, and a query of another
+    /// length than a head.
     pub fn choose(
         &self,
         queries: &[&[f32]],
@@ -155,7 +155,7 @@ impl KvStore {
     /// Returns the summaries of pages `first` to `first` + `count`, which are read from the store.
     ///
     /// # Errors
-    /// [`Error::Usage`] for pages that do not exist; those of `Store::read_at`.
+    /// [`Error::Usage`] for pages that do not exist; the errors of `Store::read_at`.
     pub fn summaries(&self, first: u64, count: u64) -> Result<Vec<u8>> {
         let end = first.checked_add(count);
         if end.is_none_or(|end| end > self.table().rows()) {
@@ -216,7 +216,7 @@ mod tests {
                 let rank = shape.rank(&summary, kv_head, &[&query]);
                 let keys = &halves[kv_head as usize * 2 * 7 * 24..][..7 * 24];
                 for key in keys.chunks(24) {
-                    // In the order of the bound's sum, in which each term is at most that of the bound.
+                    // The product is summed in the order of the bound's sum, each of whose terms is at least as large.
                     let each = query.iter().zip(key);
                     let product = each.fold(0.0f32, |sum, (q, k)| sum + q * shape.value(*k));
                     assert!(rank_of(product) <= rank);

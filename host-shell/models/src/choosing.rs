@@ -58,7 +58,7 @@ impl PageSummaries {
     /// Computes the summaries of `count` pages from `first` on by the CPU, which reads them from the store.
     ///
     /// # Errors
-    /// [`Error::Usage`] for pages that do not exist; those of `Store::read_at` and of [`DeviceMemory::upload`].
+    /// [`Error::Usage`] for pages that do not exist; the errors of `Store::read_at` and of [`DeviceMemory::upload`].
     pub fn read(&self, pages: &KvStore, first: u64, count: u64) -> Result<()> {
         self.check(pages)?;
         let mut done = 0;
@@ -73,10 +73,10 @@ impl PageSummaries {
         Ok(())
     }
 
-    /// Returns all of them, page after page, copied to the host.
+    /// Returns the summaries of all pages, page after page, copied to the host.
     ///
     /// # Errors
-    /// Those of [`DeviceMemory::download`].
+    /// The errors of [`DeviceMemory::download`].
     pub fn bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; (self.pages * self.each) as usize];
         self.memory.download(0, &mut bytes)?;
@@ -110,7 +110,7 @@ pub struct PageSelection<'s> {
 
 /// The kernels that choose pages, for one GPU.
 ///
-/// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
+/// The kernels stay loaded when this is dropped: a launch in progress, or a graph, may still run them.
 pub struct SelectionKernels {
     module: Module,
     summarise: KernelFunction,
@@ -122,7 +122,7 @@ impl SelectionKernels {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::embedded`].
+    /// The errors of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = Module::embedded(gpu, CHOOSE_PTX.as_bytes())?;
         let (summarise, score, choose) = (
@@ -138,13 +138,13 @@ impl SelectionKernels {
         })
     }
 
-    /// Puts the making of the summaries of `count` pages into `stream`: page `ids[i]` has its bytes at `bytes` + `i` pages,
-    /// as for [`Table::scatter_on_gpu`](nvme_host::Table::scatter_on_gpu), which may come before or after it. An id that
-    /// is not that of a page is left out.
+    /// Enqueues a launch in `stream` that makes the summaries of `count` pages: page `ids[i]` has its bytes at `bytes`
+    /// + `i` pages, as for [`Table::scatter_on_gpu`](nvme_host::Table::scatter_on_gpu), which may come before or after
+    /// it. An id of no page is skipped.
     ///
     /// # Safety
-    /// `bytes`, and as many `i64` at `ids`, all different, are valid on the GPU until the stream has done it, and for as
-    /// long as a graph that captured it may be launched; `summaries` outlives it.
+    /// `bytes`, and `count` `i64` at `ids`, all different, are valid on the GPU until the stream has done it, and for
+    /// as long as a graph that captured it may be launched; `summaries` outlives it.
     ///
     /// # Errors
     /// [`Error::Usage`] for addresses between two words, and summaries of other pages; [`Error::Device`] with the driver's
@@ -215,12 +215,12 @@ impl SelectionKernels {
     /// for the selection: [`PagedQueries::scale`] has to be positive.
     ///
     /// # Safety
-    /// As [`PagedKernels::attend`](crate::paged::PagedKernels::attend), for the memory that both arguments name;
-    /// nothing writes a summary while it runs.
+    /// The conditions are those of [`PagedKernels::attend`](crate::paged::PagedKernels::attend), for the memory that
+    /// both arguments name; nothing writes a summary while it runs.
     ///
     /// # Errors
-    /// [`Error::Usage`] for arguments that `attend` rejects, queries at an address that is no multiple of 16, a
-    /// scale that is not positive, and those of [`PageLimits::check`]; [`Error::Device`] with the driver's answer.
+    /// [`Error::Usage`] for arguments that `attend` rejects, queries at an address that is no multiple of 16, a scale
+    /// that is not positive, and the errors of [`PageLimits::check`]; [`Error::Device`] with the driver's answer.
     pub unsafe fn choose(
         &self,
         pages: &KvStore,

@@ -5,20 +5,20 @@ use crate::tokenizer::sign;
 use nvme_formats::StoredFormat;
 use std::io::{self, Write};
 
-/// Tensors begin at multiples of this.
+/// Tensors begin at multiples of this number of bytes.
 const ALIGNMENT: u64 = 32;
 
 /// The sizes of a model, and how its matrices are stored.
 #[derive(Clone, Copy)]
 pub struct GgufModel<'a> {
     pub config: &'a ModelConfig,
-    /// Matrices but for those of `stored_head`.
+    /// Format of the matrices, except those of `stored_head`.
     pub stored: StoredFormat,
     /// Embeddings, which are the last matrix, too.
     pub stored_head: StoredFormat,
 }
 
-/// A tensor to be written: name, shape as GGUF has it (the fastest first), and how it is stored.
+/// A tensor to be written: name, shape in GGUF's order (the fastest first), and its stored format.
 pub struct GgufTensor {
     pub name: String,
     pub shape: Vec<u64>,
@@ -40,7 +40,7 @@ impl GgufModel<'_> {
     /// Writes the file, of version 3. `fill` writes each tensor's bytes.
     ///
     /// # Errors
-    /// Those of `out` and `fill`; `InvalidInput` for rows that end inside a block.
+    /// The errors of `out` and `fill`; `InvalidInput` for rows that end inside a block.
     pub fn write<W: Write>(
         &self,
         out: &mut W,

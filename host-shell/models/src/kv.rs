@@ -5,7 +5,7 @@ use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use nvme_host::{Error, Result, Store, Table};
 use std::sync::Arc;
 
-/// Shape of a page: for each head of keys and values `page_tokens` keys, then as many values, of 16 bits an
+/// Shape of a page: for each head of keys and values `page_tokens` keys, then the same number of values, of 16 bits an
 /// element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
@@ -59,8 +59,8 @@ impl KvStore {
     /// Describes `pages` pages from byte `offset` of the store on.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a shape that cannot be, where the part of a head does not begin with a block, and for pages
-    /// that end past the store.
+    /// [`Error::Usage`] for an impossible shape, if the part of a head does not begin with a block, and for pages that
+    /// end past the store.
     pub fn new(store: &Arc<Store>, offset: u64, pages: u64, shape: KvShape) -> Result<Self> {
         let elements = shape.head_elements;
         if elements == 0 || !elements.is_multiple_of(8) || elements > MOST_ELEMENTS {
@@ -101,8 +101,8 @@ impl KvStore {
         self.shape
     }
 
-    /// Returns the pages as rows: to write them, by [`Table::scatter_on_gpu`] where they lie in memory of a
-    /// GPU.
+    /// Returns the pages as rows of a table, through which they are written; [`Table::scatter_on_gpu`] writes pages in
+    /// memory of a GPU.
     pub fn table(&self) -> &Table {
         &self.table
     }
@@ -112,13 +112,13 @@ impl KvStore {
         &self.store
     }
 
-    /// Computes attention of `queries`, those of one head of queries a vector, over the pages `ids` of the head
-    /// `kv_head` and the first `tail_tokens` tokens of `tail`, a whole page in memory: by the CPU, as the GPU does it.
-    /// No token at all gives zeros.
+    /// Computes attention of `queries`, one vector for each query head, over the pages `ids` of the head `kv_head` and
+    /// the first `tail_tokens` tokens of `tail`, a whole page in memory: by the CPU, with the GPU's arithmetic. Without
+    /// any token the result is zeros.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a head or a page that is not there, a query of another length than a head, and more tokens
-    /// of the tail than a page has, or than were given; those of [`Store::read_at`].
+    /// [`Error::Usage`] for a head or a page that does not exist, a query of another length than a head, and more
+    /// tokens of the tail than a page has, or than `tail` holds; the errors of [`Store::read_at`].
     pub fn attend(
         &self,
         queries: &[Vec<f32>],

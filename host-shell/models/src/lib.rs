@@ -1,7 +1,7 @@
 //! Models whose weights lie on NVMe and stream through a few slots of memory, layer by layer.
 //!
-//! Products and the operations of a token are in [`nvme_compute`]; here belongs what knows of tokens, layers, experts
-//! and keys and values.
+//! Products and the operations of a token are in [`nvme_compute`]; here belongs the code that knows of tokens, layers,
+//! experts and keys and values.
 //!
 //! - [`Tokenizer`]: text to tokens and back, by the vocabulary of a GGUF file.
 //! - [`llama::Llama`]: a model of the architecture `llama`: tokens in, the next token out.

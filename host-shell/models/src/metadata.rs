@@ -1,4 +1,4 @@
-//! Keys of a GGUF file, and which of them a reader has used.
+//! Keys of a GGUF file, and the ones among them that a reader has used.
 
 use nvme_host::catalog::MetadataValue;
 use nvme_host::{Catalog, Error, Result};
@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 /// The keys of a file for one reader, which records the keys that it reads.
 ///
-/// A key that changes the computation and that nobody here reads would silently lead to other tokens.
+/// A key that changes the computation and that no code here reads would silently lead to other tokens.
 /// [`Self::check_all_read`] finds such keys.
 pub(crate) struct MetadataKeys<'a> {
     values: HashMap<&'a str, &'a MetadataValue>,
@@ -99,8 +99,8 @@ impl<'a> MetadataKeys<'a> {
         converted.ok_or_else(wrong).map(Some)
     }
 
-    /// Refuses the keys that begin with `prefix`, were not read, and are not among the `harmless` ones. One that ends
-    /// with a dot stands for all that begin with it.
+    /// Refuses the keys that begin with `prefix`, were not read, and are not among the `harmless` ones. A harmless key
+    /// that ends with a dot stands for all that begin with it.
     ///
     /// # Errors
     /// The reader's error, with the first such key and its value.

@@ -29,7 +29,7 @@ pub struct PagedQueries {
     pub queries: u64,
     /// Number of sequences.
     pub sequences: u32,
-    /// Heads of queries: a multiple of the heads of keys and values.
+    /// Number of query heads: a multiple of the number of heads of keys and values.
     pub heads: u32,
     /// Numbers of pages, `u32`: `most_pages` for each sequence, or for each head of keys and values of each sequence.
     pub pages: u64,
@@ -38,7 +38,7 @@ pub struct PagedQueries {
     pub counts: u64,
     /// True if each head has a separate page table.
     pub per_head: bool,
-    /// Pages of a sequence, or of a head, at most.
+    /// Largest number of pages of a sequence, or of a head.
     pub most_pages: u32,
     /// Address of one page for each sequence in GPU memory, whose tokens follow those on the drive; 0 for none.
     /// A multiple of 16.
@@ -72,8 +72,8 @@ impl PagedQueries {
         ]
     }
 
-    /// Returns the distance from the pages of a sequence to those of the next, and from those of a
-    /// head; 0 where heads share a table.
+    /// Returns the distance from the pages of a sequence to those of the next, and from the pages of a head to those of
+    /// the next; 0 if heads share a table.
     pub(crate) fn strides(&self, kv_heads: u32) -> (u32, u32) {
         match self.per_head {
             true => (self.most_pages * kv_heads, self.most_pages),
@@ -84,7 +84,7 @@ impl PagedQueries {
 
 /// The kernels of such attention, for one GPU.
 ///
-/// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
+/// The kernels stay loaded when this is dropped: a launch in progress, or a graph, may still run them.
 pub struct PagedKernels {
     module: Module,
     paged: KernelFunction,
@@ -95,7 +95,7 @@ impl PagedKernels {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::embedded`].
+    /// The errors of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = Module::embedded(gpu, PAGED_PTX.as_bytes())?;
         let (paged, join) = (
@@ -112,7 +112,7 @@ impl PagedKernels {
     /// Registers and bytes of local memory of a thread, as compiled for this GPU.
     ///
     /// # Errors
-    /// Those of [`Module::cost`].
+    /// The errors of [`Module::cost`].
     pub fn cost(&self) -> Result<(u32, u32)> {
         self.module.cost(self.paged)
     }
@@ -125,7 +125,7 @@ impl PagedKernels {
     }
 
     /// # Errors
-    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    /// [`Error::Usage`] for memory that the GPU cannot access as the kernel does.
     fn judge(&self, pages: &KvStore, queries: &PagedQueries, stream: u64) -> Result<()> {
         let page = pages.shape().page_bytes() / 2;
         let tail = u64::from(queries.sequences).saturating_mul(page);
@@ -148,10 +148,10 @@ impl PagedKernels {
     /// returns before it runs. The stream may be captured; the contents of the page tables at the time it runs
     /// count.
     ///
-    /// The [`PendingRows`] ends when the results are there: nothing of it uses the memory of `queries` then. Its rows
-    /// are heads of keys and values, sequence after sequence. The queries of one whose pages were not all read, or that
-    /// names a page which is not there, have NaN as results: [`check`] makes an error of it. Queries of no token have
-    /// zeros.
+    /// The [`PendingRows`] ends when the results are stored: the launch does not use the memory of `queries` then. Its
+    /// rows are heads of keys and values, sequence after sequence. If not all pages of a head were read, or its table
+    /// names a page that does not exist, the results of its queries are NaN: [`check`] makes an error of it. Queries
+    /// without any token have zeros.
     ///
     /// # Safety
     /// The addresses are valid on the GPU until the stream has done it, and for as long as a graph that captured it may be

@@ -11,7 +11,7 @@ use std::io::{self, Write};
 
 /// Bytes of random weights that a thread makes at a time.
 const PIECE: u64 = 1 << 20;
-/// Pieces that are made before the first of them is written.
+/// Number of pieces that are made before the first of them is written.
 const AT_ONCE: usize = 64;
 
 /// A model to be written.
@@ -21,9 +21,9 @@ pub struct SyntheticModel {
     pub config: ModelConfig,
     /// Format of its matrices.
     pub stored: StoredFormat,
-    /// Format of its embeddings and of the last matrix.
+    /// Format of the embeddings and of the last matrix.
     pub stored_head: StoredFormat,
-    /// Other weights for another number.
+    /// Seed of the weights: another number gives other weights.
     pub seed: u64,
 }
 
@@ -50,10 +50,10 @@ impl SyntheticModel {
         }
     }
 
-    /// Writes it as a GGUF file of version 3; `progress` hears of the bytes.
+    /// Writes the model as a GGUF file of version 3; `progress` is called with the number of bytes written.
     ///
     /// # Errors
-    /// Those of `out`; `InvalidInput` for rows that end inside a block.
+    /// The errors of `out`; `InvalidInput` for rows that end inside a block.
     pub fn write(&self, out: &mut impl Write, progress: &mut dyn FnMut(u64)) -> io::Result<()> {
         let model = GgufModel {
             config: &self.config,

@@ -31,7 +31,7 @@ fn small() -> SyntheticModel {
     }
 }
 
-/// The same with experts in place of each second half.
+/// Returns the same model with experts instead of each feed-forward part.
 fn mixture() -> SyntheticModel {
     let dense = small();
     SyntheticModel {
@@ -96,7 +96,7 @@ fn text_is_the_same_whatever_streams_and_however_it_is_fed() {
     for stored in StoredFormat::ALL {
         let model = SyntheticModel { stored, ..small() };
         let store = store(&file(&model), "");
-        // More than go through the layers together, once.
+        // One format has more tokens than pass through the layers together.
         let length = if stored == StoredFormat::Q4_1 { 70 } else { 6 };
         let prompt: Vec<u32> = (0..length).map(|at| at * 37 % 300).collect();
         let mut whole = open(&store, 1 << 30).unwrap();
@@ -110,7 +110,7 @@ fn text_is_the_same_whatever_streams_and_however_it_is_fed() {
         let budget = whole.path().resident_bytes / 4 * 3;
         let mut streamed = open(&store, budget).unwrap();
         assert!(streamed.path().memory_bytes() <= budget);
-        // One by one: each position sees the same.
+        // Tokens are fed one by one: each position sees the same tokens as before.
         let (last, others) = prompt.split_last().unwrap();
         for token in others {
             streamed.feed(&[*token]).unwrap();
@@ -124,7 +124,7 @@ fn text_is_the_same_whatever_streams_and_however_it_is_fed() {
     }
 }
 
-/// As one extent: the experts of a layer are no parts of a loader.
+/// Maps a range to itself, as one extent: the experts of a layer are no parts of a loader.
 fn whole(offset: u64, bytes: u64) -> nvme_host::Result<Vec<std::ops::Range<u64>>> {
     Ok(std::iter::once(offset..offset + bytes).collect())
 }
@@ -206,8 +206,8 @@ fn a_mixture_is_verified_but_for_its_experts() {
     assert_eq!(feed(None).unwrap(), token);
 }
 
-/// What MixtralForCausalLM of transformers 5.23 makes of the same weights (`tests/beside_transformers.py`, by hand): 64
-/// tokens, greedy choice, numbers 1e-6 apart.
+/// The expected tokens and logits are those of MixtralForCausalLM of transformers 5.23 with the same weights
+/// (`tests/beside_transformers.py`, by hand): 64 tokens, greedy choice, logits within 1e-6.
 #[test]
 fn a_mixture_of_experts_has_the_tokens_of_transformers() {
     let model = SyntheticModel::small(Some(ExpertMixture {
@@ -242,7 +242,7 @@ fn a_mixture_that_cannot_be_is_refused() {
     ] {
         let mut model = mixture();
         let (count, choices) = mixture_of;
-        // The keys alone: tensors of so many layers would make the file large.
+        // Only the keys change: tensors of so many layers would make the file large.
         let mut bytes = file(&model);
         model.config.experts = Some(ExpertMixture { count, choices });
         for (key, from, to) in [
@@ -396,7 +396,7 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
     assert!(odd.write(&mut Vec::new(), &mut |_| ()).is_err());
 }
 
-/// The file with more keys: each as GGUF writes it, behind its name.
+/// Returns the file with additional keys, each a name and the bytes that GGUF writes behind it.
 fn with_keys(bytes: &[u8], keys: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     let mut more: Vec<u8> = keys

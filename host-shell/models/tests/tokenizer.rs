@@ -1,4 +1,4 @@
-//! Tokens of texts, beside those that llama.cpp makes of them: tests/tokenizer_oracle.py writes the files.
+//! Tokens of texts, compared with llama.cpp's: tests/tokenizer_oracle.py writes the files.
 
 #[path = "tokenizer/generate.rs"]
 mod generate;
@@ -102,8 +102,8 @@ fn tokens_are_the_text_again() {
     }
 }
 
-/// Merging by a look at all neighbours for each merge takes the square of a word's length: a minute for the first of
-/// these texts.
+/// A merge that examined all neighbours each time would take time with the square of a word's length: a minute for the
+/// first of these texts.
 #[test]
 fn a_long_text_without_a_space_takes_no_square_of_its_length() {
     for kind in KINDS {
@@ -152,7 +152,7 @@ impl Keys {
         bytes.extend(text.as_bytes());
     }
 
-    /// A value of the type `kind`, whose bytes are given.
+    /// Adds a value of the type `kind` with the bytes `value`.
     fn add(&mut self, name: &str, kind: u32, value: &[u8]) {
         self.count += 1;
         Self::text(&mut self.bytes, name);
@@ -236,7 +236,7 @@ fn letters() -> Vec<String> {
     (1..=8).flat_map(of_length).collect()
 }
 
-/// Returns the parts of `word`: the pair that is named first is merged, of equal ones the leftmost.
+/// Returns the parts of `word`: the pair that comes first in `merges` is merged first, of equal ones the leftmost.
 fn merged(word: &str, merges: &[(String, String)]) -> Vec<String> {
     let mut parts: Vec<String> = word.chars().map(String::from).collect();
     loop {
@@ -253,8 +253,8 @@ fn merged(word: &str, merges: &[(String, String)]) -> Vec<String> {
     }
 }
 
-/// Returns the tokens that the crate `tokenizers` makes of `word`, given each pair once. It takes the last of equal
-/// pairs, llama.cpp the first.
+/// Returns the tokens that the crate `tokenizers` makes of `word`, with each pair passed once. It takes the last of
+/// equal pairs, llama.cpp the first.
 fn by_the_crate(word: &str, merges: &[(String, String)]) -> Vec<u32> {
     use tokenizers::Model;
     let mut once: Vec<(String, String)> = Vec::new();

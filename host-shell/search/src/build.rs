@@ -1,4 +1,4 @@
-//! An index is made of vectors and written to a store.
+//! Makes an index of vectors and writes it to a store.
 
 use super::graph::NeighbourGraph;
 use super::header::{HEADER_BYTES, IndexHeader, checksum};
@@ -12,21 +12,21 @@ use nvme_store::Store;
 use nvme_units::mix;
 use rayon::prelude::*;
 
-/// Nodes that a thread writes at a time.
+/// Number of nodes that a thread writes at a time.
 const NODES: usize = 256;
-/// Writes that are under way together.
+/// Number of writes that are in progress together.
 const TOGETHER: usize = 16;
-/// Candidates of a search while the graph is made at most.
+/// Largest number of candidates of a search while the graph is made.
 const MOST_BUILD_LIST: u32 = 1000;
 
 /// Options of building an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BuildOptions {
-    /// Neighbours of a node at most, 1 to [`MOST_DEGREE`].
+    /// Largest number of neighbours of a node, 1 to [`MOST_DEGREE`].
     pub degree: u32,
-    /// Candidates of each search while the graph is made, 1 to 1000.
+    /// Number of candidates of each search while the graph is made, 1 to 1000.
     pub list: u32,
-    /// Elements that a byte stands for.
+    /// Number of elements that one byte of a code represents.
     pub sub_elements: u32,
     /// Metric by which vectors are compared.
     pub metric: VectorMetric,
@@ -52,12 +52,12 @@ pub enum BuildPhase {
     Write(u64),
 }
 
-/// Makes an index of `vectors`, which are those of `source`, and writes it to `store` from byte `offset` on, a multiple
-/// of 4096. It is durable, and valid, when this returns, and not before. `progress` may end it.
+/// Makes an index of `vectors`, which `source` describes, and writes it to `store` from byte `offset` on, a multiple of
+/// 4096. The index is valid and durable only once this has returned. `progress` may end the build.
 ///
 /// # Errors
-/// [`Error::Usage`] for options out of their range, for vectors that are not those of the source, and for an index that
-/// does not fit; those of writes and of `progress`.
+/// [`Error::Usage`] for options out of their range, for vectors that differ from `source`, and for an index that does
+/// not fit; the errors of writes and of `progress`.
 pub fn build(
     store: &Store,
     offset: u64,
@@ -92,7 +92,7 @@ pub fn build(
         codes_sum: checksum(&codes),
         ..header
     };
-    // Invalidates an index that was here before: its nodes are about to be overwritten.
+    // This invalidates an index that was here before: its nodes are about to be overwritten.
     store.write_at(offset, &[0; HEADER_BYTES])?;
     store.flush()?;
     store.write_at(offset + header.centroids_at(), &bytes)?;

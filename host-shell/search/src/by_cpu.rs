@@ -1,5 +1,5 @@
-//! Searches whose reads are submitted by threads of the CPU: the reference for the kernel, and its rival in
-//! measurements.
+//! Searches whose reads are submitted by threads of the CPU: the reference for the kernel, and the side that
+//! measurements compare it with.
 
 use super::index::VectorIndex;
 use super::{SearchAnswers, SearchParameters};
@@ -13,7 +13,7 @@ use rayon::prelude::*;
 pub struct CpuOptions {
     /// Threads, at least 1.
     pub threads: usize,
-    /// Queries that a thread has under way, with all their reads in one batch; at least 1.
+    /// Number of queries that a thread has in progress, with all their reads in one batch; at least 1.
     pub together: usize,
 }
 
@@ -35,8 +35,8 @@ struct HostQuery<'q> {
 }
 
 impl VectorIndex {
-    /// Finds the nearest vectors of `queries`, one query after the other, by threads of the CPU: the results of
-    /// the kernel, bit by bit. A query fails for its own reads alone.
+    /// Finds the nearest vectors of `queries`, one query after the other, by threads of the CPU: the results are the
+    /// kernel's, bit by bit. A query fails only for its own reads.
     ///
     /// # Errors
     /// [`Error::Usage`] for parameters out of their range, and for numbers that are no whole queries;
@@ -110,7 +110,7 @@ impl VectorIndex {
         answers
     }
 
-    /// Reads the next nodes of all queries, with all reads under way together. Whether there were any.
+    /// Reads the next nodes of all queries, with all reads in flight together; returns whether there were any.
     fn round(&self, all: &mut [HostQuery<'_>], beam: u32, bytes: &mut Vec<u8>) -> bool {
         for query in &mut *all {
             query.asked = match &mut query.walk {

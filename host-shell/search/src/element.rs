@@ -22,7 +22,7 @@ impl ElementType {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Bf16, Self::I8, Self::U8];
 
-    /// As the command line has it.
+    /// Returns the name that the command line uses.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -33,7 +33,7 @@ impl ElementType {
         }
     }
 
-    /// As numpy and torch have it.
+    /// Returns the name that numpy and torch use.
     pub const fn dtype(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -44,7 +44,7 @@ impl ElementType {
         }
     }
 
-    /// The type of this name, of the command line's or of numpy's.
+    /// Returns the type of this name, of the command line's or of numpy's.
     pub fn of_name(name: &str) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|one| one.name() == name || one.dtype() == name)

@@ -5,13 +5,13 @@ use nvme_compute_kernel::search::walk::distance;
 use nvme_compute_kernel::search::{distance_of, id_of, key};
 use rayon::prelude::*;
 
-/// Queries that a thread compares at a time.
+/// Number of queries that a thread compares at a time.
 const QUERIES: usize = 16;
-/// Vectors that it compares with all of them, out of its cache.
+/// Number of vectors that a thread compares with all these queries while they are in its cache.
 const VECTORS: usize = 512;
 
-/// Finds the `results` nearest vectors of each of `queries`, nearest first, of equal ones those with lower ids;
-/// all where there are fewer.
+/// Finds the `results` nearest vectors of each of `queries`, nearest first, among equal ones the lower id first; all
+/// vectors if there are fewer.
 pub fn nearest(vectors: &VectorSet, queries: &[f32], results: usize) -> Vec<Vec<(u32, f32)>> {
     let elements = vectors.elements();
     let groups = queries.par_chunks(QUERIES * elements);
@@ -46,8 +46,8 @@ fn insert(found: &mut Vec<u64>, new: u64, most: usize) {
     found.truncate(most);
 }
 
-/// Returns the recall: the found fraction of the nearest vectors. Each query of `exact` has as many `ids` as
-/// results were requested. An id counts if it is no farther than the last of the nearest.
+/// Returns the recall: the found fraction of the nearest vectors. Each query of `exact` has the requested number of
+/// `ids`. An id counts if it is no farther than the last of the nearest.
 pub fn recall(exact: &[Vec<(u32, f32)>], ids: &[i64], distances: &[f32], results: usize) -> f64 {
     let (mut found, mut due) = (0, 0);
     let each = ids.chunks(results).zip(distances.chunks(results));

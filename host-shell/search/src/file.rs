@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const PIECE: u64 = 8 << 20;
 /// Bytes before the vectors of a `.fbin`: how many, and how many elements each, as `u32`.
 const COUNTS: u64 = 8;
-/// File names that say an element's type, with the two counts before the vectors.
+/// File name extensions that name an element's type, for files with two counts before the vectors.
 const BINS: [(&str, ElementType); 5] = [
     ("fbin", ElementType::F32),
     ("f16bin", ElementType::F16),
@@ -32,7 +32,7 @@ pub struct RawVectors {
     pub elements: u32,
 }
 
-/// A file of vectors whose length is that of what it says it holds.
+/// A file of vectors, whose length equals the length that its header describes.
 #[derive(Debug)]
 pub struct VectorFile {
     path: PathBuf,
@@ -45,11 +45,12 @@ pub struct VectorFile {
 
 impl VectorFile {
     /// Opens a file of vectors: one that names the type of its elements (`.npy` or safetensors with one array of two
-    /// lengths, `.fbin`, `.f16bin`, `.bf16bin`, `.i8bin`, `.u8bin`), or elements alone, of the type and number in `raw`.
+    /// dimensions, `.fbin`, `.f16bin`, `.bf16bin`, `.i8bin`, `.u8bin`), or only elements, of the type and number in
+    /// `raw`.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a file of another kind, for bytes that do not add up, and for a type or number of elements that
-    /// no index has; [`Error::Device`] for a damaged header; [`Error::File`].
+    /// [`Error::Usage`] for a file of another kind, for a length that does not match the header, and for a type or
+    /// number of elements that no index has; [`Error::Device`] for a damaged header; [`Error::File`].
     pub fn open(path: &Path, raw: Option<RawVectors>) -> Result<Self> {
         let (file, about) = open_regular(path)?;
         let bytes = about.len();
@@ -115,8 +116,8 @@ impl VectorFile {
     /// Reads the elements of the first `count` vectors.
     ///
     /// # Errors
-    /// [`Error::Usage`] for more vectors than the file has, and for an element that is not finite, by its vector;
-    /// [`Error::Environment`] without memory; [`Error::File`].
+    /// [`Error::Usage`] for more vectors than the file has, and for an element that is not finite, with the number of
+    /// its vector; [`Error::Environment`] without memory; [`Error::File`].
     pub fn numbers(&self, count: u32) -> Result<Vec<f32>> {
         if count > self.count {
             let cause = format!("it has {} vectors, not {count}", self.count);
@@ -177,7 +178,7 @@ impl VectorFile {
         u32::try_from(count).map_err(|_| self.refused(&cause, &remedy))
     }
 
-    /// Numbers of vectors and of elements, as the header gives them.
+    /// Reads the numbers of vectors and of elements from the header.
     fn counts(&self) -> Result<(u32, u32)> {
         let mut counts = [0; COUNTS as usize];
         let read = self.file.read_exact_at(&mut counts, 0);
@@ -194,7 +195,7 @@ impl VectorFile {
         Ok(bytes_of_bin(count, elements, element) == Some(bytes))
     }
 
-    /// Two counts, then the vectors.
+    /// Sets the layout of a file that has two counts, then the vectors.
     fn set_bin(&mut self, element: ElementType, bytes: u64) -> Result<()> {
         if bytes < COUNTS {
             let cause = format!("its {bytes} bytes have no room for its two counts");
@@ -231,7 +232,7 @@ impl VectorFile {
         };
         self.element = element;
         self.count = self.count_of(count)?;
-        // More than a node holds is refused with the others.
+        // A number that exceeds 32 bits is refused later, with others that a node does not hold.
         self.elements = u32::try_from(elements).unwrap_or(u32::MAX);
         self.first = array.offset;
         Ok(())

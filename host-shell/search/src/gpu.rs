@@ -18,24 +18,24 @@ use std::time::Duration;
 /// Addresses of the memory of a launch, on the GPU of the store; each is a multiple of 4, `ids` of 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchRequest {
-    /// Queries: as many `f32` for each as [`IndexHeader::elements`](super::IndexHeader::elements) says, as
-    /// [`VectorMetric::of_queries`] makes them.
+    /// Address of the queries: for each, the `f32` that [`VectorMetric::of_queries`] makes,
+    /// [`IndexHeader::elements`](super::IndexHeader::elements) of them.
     pub queries: u64,
     /// Number of queries, below 2^32.
     pub count: u64,
-    /// Gets for each query as many `i64` as results are asked for: [`SearchAnswers::ids`].
+    /// Address that receives for each query the requested number of `i64`: [`SearchAnswers::ids`].
     pub ids: u64,
     /// Gets as many `f32`.
     pub distances: u64,
-    /// Gets an `i32` for each query.
+    /// Address that receives an `i32` for each query, its code.
     pub codes: u64,
-    /// Gets a `u32` for each query.
+    /// Address that receives a `u32` for each query, its number of reads.
     pub reads: u64,
 }
 
 /// An index whose centroids and codes lie on a GPU, and the kernel that searches it.
 ///
-/// Its memory is not freed when this is dropped: a launch that is under way, or a graph, may still use it.
+/// The memory is not freed when this is dropped: a launch in progress, or a graph, may still use it.
 pub struct GpuSearch {
     module: Module,
     search: KernelFunction,
@@ -45,7 +45,7 @@ pub struct GpuSearch {
     /// Memory for the search state of each warp of each station.
     tables: ManuallyDrop<DeviceMemory>,
     words: SearchLaunch,
-    /// Elements of a query before the metric's arithmetic.
+    /// Number of elements of a query before the metric's arithmetic.
     elements: usize,
     metric: VectorMetric,
     gpu: Arc<Gpu>,
@@ -55,8 +55,8 @@ impl GpuSearch {
     /// Loads the kernel and uploads the centroids and codes, once.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a store that was opened without a GPU; [`Error::Environment`] without memory on the GPU; those
-    /// of [`Module::of_image`].
+    /// [`Error::Usage`] for a store that was opened without a GPU; [`Error::Environment`] without memory on the GPU;
+    /// the errors of [`Module::of_image`].
     pub fn new(index: &VectorIndex) -> Result<Self> {
         let gpu = index.store.gpu().ok_or_else(|| {
             Error::usage("the store was opened without a GPU", "open it with one")
@@ -104,21 +104,21 @@ impl GpuSearch {
     /// Registers and bytes of local memory of a thread, as compiled for this GPU.
     ///
     /// # Errors
-    /// Those of [`Module::cost`].
+    /// The errors of [`Module::cost`].
     pub fn cost(&self) -> Result<(u32, u32)> {
         self.module.cost(self.search)
     }
 
-    /// Returns the number of bytes of GPU memory that it holds.
+    /// Returns the number of bytes of GPU memory that the index holds.
     pub fn memory_bytes(&self) -> usize {
         self.centroids.len() + self.codes.len() + self.tables.len()
     }
 
-    /// Puts searches into `stream`, a `CUstream` of the store's GPU, and returns before they run. The stream may be
+    /// Enqueues searches in `stream`, a `CUstream` of the store's GPU, and returns before they run. The stream may be
     /// captured.
     ///
-    /// Rows of the [`PendingRows`] are queries: one that failed has the id -1 throughout, and its code says why.
-    /// Results are those of [`VectorIndex::search`], bit by bit.
+    /// Rows of the [`PendingRows`] are queries: a failed query has only ids of -1, and its code is the reason. The
+    /// results are those of [`VectorIndex::search`], bit by bit.
     ///
     /// # Safety
     /// The addresses of `request` are valid on the GPU until the searches have ended, and for as long as a graph that
@@ -159,8 +159,8 @@ impl GpuSearch {
             ..self.words
         };
         let kernel = (&self.module, self.search);
-        // SAFETY: the kernel takes one `SearchLaunch` and stays loaded, and so does the memory that it uses; the
-        // caller vouches for the rest.
+        // SAFETY: the kernel takes one `SearchLaunch`; the kernel stays loaded, and the memory that it uses stays
+        // allocated; the caller vouches for the addresses.
         unsafe {
             self.nodes
                 .read_by_warps((request.count, parameters.beam), kernel, argument, stream)
@@ -215,7 +215,7 @@ impl GpuSearch {
         };
         let stream = Stream::new(&self.gpu)?;
         let begin = std::time::Instant::now();
-        // SAFETY: memory of this call, which is kept unless the searches have ended.
+        // SAFETY: the memory belongs to this call, which leaks it unless the searches have ended.
         let pending = unsafe { self.search(&request, parameters, stream.handle())? };
         pending.wait(limit)?;
         let took = begin.elapsed();
@@ -231,7 +231,7 @@ impl GpuSearch {
             reads: numbers(&words(&all[4], count * 4)?, u32::from_le_bytes),
         };
         for memory in &mut all {
-            // SAFETY: the searches have ended, and nothing uses it after this.
+            // SAFETY: the searches have ended, and nothing uses the memory after this.
             unsafe { ManuallyDrop::drop(memory) };
         }
         Ok((answers, took))

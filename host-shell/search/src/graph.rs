@@ -1,7 +1,8 @@
-//! The graph of the nearest: Vamana, by inserting batches of vectors, each batch searched for in the graph before it.
+//! The graph of nearest neighbours: Vamana, built by inserting batches of vectors; each batch is searched for in the
+//! graph before it.
 //!
-//! A batch is as large as all before it, up to a fiftieth of all: threads share it out, and the graph is the same for any
-//! number of them.
+//! A batch is as large as all batches before it together, up to a fiftieth of all vectors. Threads divide its vectors,
+//! and the graph is the same for any number of threads.
 
 use super::metric::VectorMetric;
 use super::source::VectorSet;
@@ -14,11 +15,11 @@ use rayon::prelude::*;
 /// Pruning factor of Vamana: a neighbour is dropped if it is closer, by this factor, to another neighbour than
 /// to the node.
 const ALPHA: f32 = 1.2;
-/// Parts of all vectors that a batch is at most.
+/// A batch is at most this fraction, 1 / `BATCHES`, of all vectors.
 const BATCHES: usize = 50;
-/// Vectors of a batch that are inserted together at least, once there are as many.
+/// Smallest number of vectors of a batch, once so many are inserted.
 const LEAST_BATCH: usize = 64;
-/// Places of the memory of ids that a search has seen.
+/// Number of entries of the set of ids that a search has visited.
 const SEEN: usize = 1 << 13;
 
 /// Neighbours of each vector.
@@ -26,19 +27,19 @@ const SEEN: usize = 1 << 13;
 pub struct NeighbourGraph {
     entry: u32,
     degree: usize,
-    /// Places for the neighbours of each: a third more than the degree, so that few of those that get another one have to
-    /// be pruned.
+    /// Room for the neighbours of each vector: a third more than the degree, so that few vectors that get a further
+    /// neighbour have to be pruned.
     places: usize,
-    /// As many for each, [`NONE`] behind the last.
+    /// `places` ids for each vector, with [`NONE`] behind the last neighbour.
     ids: Vec<u32>,
 }
 
 impl NeighbourGraph {
-    /// Builds the graph of `vectors`, with up to `degree` neighbours each, by searches with `list`
-    /// candidates. `progress` receives the number of vectors in it, and may end the build.
+    /// Builds the graph of `vectors`, with up to `degree` neighbours each, by searches with `list` candidates.
+    /// `progress` receives the number of inserted vectors, and may end the build.
     ///
     /// # Errors
-    /// Those of `progress`.
+    /// The errors of `progress`.
     pub fn new(
         vectors: &VectorSet,
         (degree, list): (u32, u32),
@@ -68,12 +69,13 @@ impl NeighbourGraph {
         Ok(graph)
     }
 
-    /// Adds neighbours to each node, up to `degree`: the nearest of the query that points where its vector does. Vectors that
-    /// [`VectorMetric::InnerProduct`](super::VectorMetric::InnerProduct) made longer lie far from all queries, so that
-    /// those near a query need not be near each other, and no edges to the nearest lead from one of them to the next.
+    /// Adds neighbours to each node, up to `degree`: the nearest of the query that has the direction of the node's
+    /// vector. Vectors that [`VectorMetric::InnerProduct`](super::VectorMetric::InnerProduct) lengthened lie far from
+    /// all queries. Vectors near a query need not be near each other then, so that edges to the nearest vectors do not
+    /// lead from one of them to the next.
     ///
     /// # Errors
-    /// Those of `progress`, which hears how many are done.
+    /// The errors of `progress`, which receives the number of finished nodes.
     pub fn aim(
         &mut self,
         vectors: &VectorSet,
@@ -139,7 +141,7 @@ impl NeighbourGraph {
         );
     }
 
-    /// Leaves as many neighbours as the degree to those that have more.
+    /// Prunes the nodes with more neighbours than the degree down to it.
     fn prune_all(&mut self, vectors: &VectorSet) {
         let (degree, places) = (self.degree, self.places);
         let each = self.ids.par_chunks_exact_mut(places).enumerate();
@@ -151,8 +153,8 @@ impl NeighbourGraph {
             });
     }
 
-    /// Gives each node that no path leads to from the entry an edge from a near one that has a path. A node without a
-    /// free place gives up its farthest neighbour that has another path, so that nothing is lost by it.
+    /// Adds, for each node that no path from the entry reaches, an edge from a near node that has a path. A node
+    /// without free room replaces its farthest neighbour that has another path, so that no node is lost.
     fn connect(&mut self, vectors: &VectorSet, list: usize) {
         let mut from = vec![NONE; vectors.count() as usize];
         self.reach(self.entry, self.entry, &mut from);
@@ -163,7 +165,8 @@ impl NeighbourGraph {
             }
             scratch.search(self, vectors, vectors.get(id));
             let near = scratch.list.iter().map(|key| id_of(*key));
-            // Of n nodes with a path, n - 1 edges make the paths: one of them has another place.
+            // The n nodes with a path need only n - 1 edges for their paths, so that one of them has room for another
+            // edge.
             let all = (0..vectors.count()).filter(|other| from[*other as usize] != NONE);
             let spare = near
                 .chain(all)
@@ -175,7 +178,7 @@ impl NeighbourGraph {
         }
     }
 
-    /// Returns a place of `node` that is free, or has a neighbour which another node leads to.
+    /// Returns the index of an entry of `node` that is free, or that has a neighbour to which another node leads.
     fn spare_place(&self, node: u32, from: &[u32]) -> Option<usize> {
         let neighbours = self.neighbours(node);
         match neighbours.len() < self.degree {
@@ -186,7 +189,7 @@ impl NeighbourGraph {
         }
     }
 
-    /// Notes in `from`, for node `id` and all that it leads to, the node by which each was found first.
+    /// Records in `from`, for node `id` and all nodes that it leads to, the node from which each was found first.
     fn reach(&self, parent: u32, id: u32, from: &mut [u32]) {
         let mut next = vec![(parent, id)];
         while let Some((parent, id)) = next.pop() {
@@ -226,7 +229,7 @@ impl NeighbourGraph {
         }
     }
 
-    /// Returns the neighbours of a node with those that became its neighbours now.
+    /// Returns the neighbours of a node together with its new ones.
     fn with(&self, vectors: &VectorSet, group: &[(u32, u32)]) -> Vec<u32> {
         let node = group[0].0;
         let mut all = self.neighbours(node).to_vec();
@@ -239,7 +242,7 @@ impl NeighbourGraph {
     }
 }
 
-/// Sets the places of a node.
+/// Sets the neighbours of a node and fills its other entries.
 fn set(places: &mut [u32], neighbours: &[u32]) {
     places.fill(NONE);
     places[..neighbours.len()].copy_from_slice(neighbours);
@@ -272,14 +275,14 @@ fn medoid(vectors: &VectorSet) -> u32 {
     keys.min().map_or(0, id_of)
 }
 
-/// Returns the query that points where a vector does whose last element makes its length 1.
+/// Returns the query with the direction of a vector, whose last element makes the vector's length 1.
 fn aim_of(vector: &[f32]) -> Vec<f32> {
     let elements = vector.len() - 1;
     let mut aim = VectorMetric::InnerProduct.of_queries(&vector[..elements], elements);
     std::mem::take(aim.to_mut())
 }
 
-/// Returns all ids, that of the entry first, the others in any order.
+/// Returns all ids, the entry first, the others in random order.
 fn order(count: u32, entry: u32, seed: u64) -> Vec<u32> {
     let mut random = SplitMix::new(mix(seed));
     let mut order: Vec<u32> = (0..count).collect();
@@ -290,8 +293,8 @@ fn order(count: u32, entry: u32, seed: u64) -> Vec<u32> {
     order
 }
 
-/// Returns the `candidates` that become neighbours, nearest first: none that is much nearer to one
-/// of them than to the node.
+/// Returns the `candidates` that become neighbours, nearest first: none of them is much nearer to another one than to
+/// the node.
 fn prune(vectors: &VectorSet, candidates: &mut Vec<u64>, degree: usize) -> Vec<u32> {
     for key in &mut *candidates {
         *key &= !EXPANDED;
@@ -310,7 +313,7 @@ fn prune(vectors: &VectorSet, candidates: &mut Vec<u64>, degree: usize) -> Vec<u
             return chosen;
         }
     }
-    // Equal vectors are all behind the first of them: without places that are left, none of them leads to the others.
+    // Equal vectors all come behind the first of them: unless some room is reserved, none of them leads to the others.
     let mut equal = Vec::new();
     for key in candidates {
         let (id, place) = (id_of(*key), vectors.get(id_of(*key)));

@@ -1,4 +1,4 @@
-//! Header of an index, its first block: the geometry of the rest. Every field is checked before it is used.
+//! Header of an index, its first block: the geometry of all other parts. Every field is checked before it is used.
 
 use super::metric::VectorMetric;
 use super::source::{VectorDistribution, VectorSource};
@@ -8,21 +8,21 @@ use nvme_compute_kernel::search::{
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 4096;
-/// Nodes of an index at most.
+/// Largest number of nodes of an index.
 pub const MOST_NODES: u64 = search::MOST_NODES;
 const MAGIC: [u8; 8] = *b"NVMEVSEA";
 const VERSION: u32 = 1;
-/// Bytes of a header that mean something; the others are 0.
+/// Number of bytes of a header that are used; the others are 0.
 const USED: usize = 80;
 
 /// Parameters and checksums of an index.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IndexHeader {
-    /// The vectors, and how many elements they have; a kind and a seed for those of a generator.
+    /// Source of the vectors and the number of their elements; for generated ones the distribution and the seed.
     pub source: VectorSource,
     /// Elements of a subspace.
     pub sub_elements: u32,
-    /// Neighbours of a node at most.
+    /// Largest number of neighbours of a node.
     pub degree: u32,
     /// Entry point of searches.
     pub entry: u32,
@@ -32,9 +32,9 @@ pub struct IndexHeader {
     pub centroids_sum: u64,
     /// Checksum of the codes.
     pub codes_sum: u64,
-    /// Metric by which its vectors are compared.
+    /// Metric by which the vectors are compared.
     pub metric: VectorMetric,
-    /// The length of the longest vector, by which [`VectorMetric::InnerProduct`] divided all; 0 for the others.
+    /// Length of the longest vector, by which [`VectorMetric::InnerProduct`] divided all vectors; 0 for other metrics.
     pub longest: f32,
 }
 
@@ -153,7 +153,7 @@ impl IndexHeader {
         bytes
     }
 
-    /// Elements of a vector as nodes hold it and as it is compared.
+    /// Returns the number of elements of a vector in nodes, in which it is compared.
     pub fn elements(&self) -> u32 {
         self.metric.stored_elements(self.source.elements)
     }
@@ -163,7 +163,7 @@ impl IndexHeader {
         node_bytes(self.elements())
     }
 
-    /// Returns the bytes from the codes of one node to those of the next.
+    /// Returns the number of bytes from the codes of one node to those of the next.
     pub fn code_bytes(&self) -> u64 {
         let subspaces = self.elements().div_ceil(self.sub_elements.max(1));
         u64::from(subspaces).next_multiple_of(4)

@@ -22,11 +22,11 @@ pub struct VectorIndex {
 }
 
 impl VectorIndex {
-    /// Opens the index at byte `offset` of `store`. Nothing that lies there is believed: header, centroids and codes are
+    /// Opens the index at byte `offset` of `store`. None of its bytes is trusted: header, centroids and codes are
     /// checked here, each node when it is read.
     ///
     /// # Errors
-    /// [`Error::Device`] for what is no index, or a damaged one; those of reads.
+    /// [`Error::Device`] if there is no index, or a damaged one; the errors of reads.
     pub fn open(store: &Arc<Store>, offset: u64) -> Result<Self> {
         let mut head = [0; HEADER_BYTES];
         store.read_at(offset, &mut head)?;
@@ -67,7 +67,7 @@ impl VectorIndex {
         &self.header
     }
 
-    /// Returns the store that it lies on.
+    /// Returns the store on which the index lies.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
@@ -105,11 +105,11 @@ impl VectorIndex {
         }
     }
 
-    /// Reads the vectors as nodes hold them: [`VectorMetric::of_vectors`](super::VectorMetric::of_vectors) of those
-    /// that were given.
+    /// Reads the vectors of the nodes: [`VectorMetric::of_vectors`](super::VectorMetric::of_vectors) of the caller's
+    /// vectors.
     ///
     /// # Errors
-    /// [`Error::Device`] for a node with another id than expected; those of reads; [`Error::Environment`] without
+    /// [`Error::Device`] for a node with another id than expected; the errors of reads; [`Error::Environment`] without
     /// memory.
     pub fn vectors(&self) -> Result<VectorSet> {
         let (count, elements) = (self.header.source.count, self.header.elements());

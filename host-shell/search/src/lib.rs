@@ -49,11 +49,11 @@ use nvme_store::status;
 /// Parameters of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchParameters {
-    /// Candidates that are kept, 1 to [`MOST_LIST`]: more find more, and read more.
+    /// Number of candidates that are kept, 1 to [`MOST_LIST`]: more candidates find more vectors, and read more nodes.
     pub list: u32,
-    /// Nodes of a query that are read at a time, 1 to [`MOST_BEAM`].
+    /// Number of nodes of a query that are read at a time, 1 to [`MOST_BEAM`].
     pub beam: u32,
-    /// Results of a query, 1 to [`MOST_RESULTS`].
+    /// Number of results of a query, 1 to [`MOST_RESULTS`].
     pub results: u32,
 }
 
@@ -95,9 +95,9 @@ impl SearchParameters {
 /// Results of queries, in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SearchAnswers {
-    /// For each query as many ids as results were asked for, nearest first; -1 where there is none.
+    /// For each query the requested number of ids, nearest first; -1 if there are fewer vectors.
     pub ids: Vec<i64>,
-    /// As many squared distances; infinite where there is no id.
+    /// The squared distance of each id; infinite for an id of -1.
     pub distances: Vec<f32>,
     /// Code of each query: 0, the status of a read (SCT << 8 | SC), or a number below 0; [`describe`] explains
     /// them.
@@ -114,7 +114,7 @@ impl SearchAnswers {
         Some((1 + failed.count(), first, *code))
     }
 
-    /// Nodes read for a query, on average.
+    /// Returns the number of nodes read for a query, on average.
     pub fn reads_per_query(&self) -> f64 {
         let all: u64 = self.reads.iter().map(|reads| u64::from(*reads)).sum();
         all as f64 / self.reads.len().max(1) as f64

@@ -21,10 +21,10 @@ pub enum VectorMetric {
 }
 
 impl VectorMetric {
-    /// All, by their numbers in a header.
+    /// All metrics, in the order of their numbers in a header.
     pub const ALL: [Self; 3] = [Self::Euclidean, Self::Cosine, Self::InnerProduct];
 
-    /// As the command line and Python have it.
+    /// Returns the name that the command line and Python use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Euclidean => "euclidean",
@@ -46,7 +46,7 @@ impl VectorMetric {
         }
     }
 
-    /// Returns the length of the longest of `vectors`, for [`Self::InnerProduct`] alone, else 0. Where all are 0 it is 1.
+    /// Returns the length of the longest of `vectors`, for [`Self::InnerProduct`] alone, else 0. If all are 0 it is 1.
     ///
     /// # Errors
     /// [`Error::Usage`] for a vector whose length is no finite `f32`.
@@ -68,11 +68,12 @@ impl VectorMetric {
         }
     }
 
-    /// Returns the vectors that an index of this metric holds; `longest` is what [`longest`](Self::longest) said of them.
+    /// Returns the vectors that an index of this metric holds; `longest` is the result of [`longest`](Self::longest)
+    /// for them.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a vector without a direction, all of whose elements are 0, where the metric needs one, and for
-    /// more elements than a node holds.
+    /// [`Error::Usage`] for a vector of zeros, which has no direction, if the metric needs one, and for more elements
+    /// than a node holds.
     pub fn of_vectors(self, vectors: &VectorSet, longest: f32) -> Result<Cow<'_, VectorSet>> {
         let elements = vectors.elements();
         let numbers = match self {
@@ -121,13 +122,14 @@ impl VectorMetric {
     }
 }
 
-/// Returns the Euclidean length, in `f64`, where no square of an `f32` is infinite or 0.
+/// Returns the Euclidean length, in `f64`, so that no square of an `f32` is infinite or 0.
 fn length(vector: &[f32]) -> f64 {
     let squares = vector.iter().map(|x| f64::from(*x).powi(2));
     squares.sum::<f64>().sqrt()
 }
 
-/// Returns vectors divided by their divisors, each with one more element: 0, or, where `fills`, as much as makes the length 1.
+/// Returns vectors divided by their divisors, each with one more element: 0, or with `fills` the number that makes the
+/// length 1.
 fn lengthened(
     vectors: &[f32],
     elements: usize,

@@ -5,7 +5,7 @@ use nvme_compute_kernel::search::CENTROIDS;
 use nvme_units::{SplitMix, mix};
 use rayon::prelude::*;
 
-/// Vectors that the centroids are made of at most.
+/// Largest number of vectors from which the centroids are made.
 const SAMPLE: usize = 16_384;
 /// Rounds of k-means.
 const ROUNDS: usize = 10;

@@ -1,4 +1,4 @@
-//! Vectors of a generator: the same for the same seed on any machine.
+//! Generated vectors: the same for the same seed on any machine.
 
 use super::header::MOST_NODES;
 use nvme_compute_kernel::search::MOST_ELEMENTS;
@@ -14,7 +14,7 @@ const DIRECTIONS: usize = 12;
 const EXTENT: f32 = 0.5;
 /// Extent of a cluster in the other directions.
 const NOISE: f32 = 0.05;
-/// Queries have numbers from here on: none of them is a vector.
+/// Number of the first query: no vector has this number or a higher one.
 const FIRST_QUERY: u64 = 1 << 40;
 
 /// Distribution of generated vectors.
@@ -23,17 +23,17 @@ pub enum VectorDistribution {
     /// Points around 256 centres; each cluster extends in 12 random directions, so that near vectors are much
     /// nearer than others, like those of learned embeddings.
     Clustered,
-    /// Independent elements: the hard case, in which all are about equally far.
+    /// Independent elements: the hard case, in which all vectors are about equally far.
     Uniform,
-    /// A caller's own, which no generator makes again.
+    /// A caller's own vectors, which no generator can make again.
     Given,
 }
 
 impl VectorDistribution {
-    /// All, by their numbers in a header.
+    /// All distributions, in the order of their numbers in a header.
     pub const ALL: [Self; 3] = [Self::Clustered, Self::Uniform, Self::Given];
 
-    /// As the command line has it.
+    /// Returns the name that the command line uses.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Clustered => "clustered",
@@ -43,12 +43,12 @@ impl VectorDistribution {
     }
 }
 
-/// Source of vectors: a generator, unless they are given.
+/// Source of vectors: a generator, unless the caller passes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VectorSource {
     /// Distribution.
     pub kind: VectorDistribution,
-    /// Other vectors for another number. Of given ones a sum of them.
+    /// Seed: another number gives other vectors. For a caller's vectors, a checksum of them.
     pub seed: u64,
     /// Number of vectors.
     pub count: u32,
@@ -121,7 +121,7 @@ impl VectorSet {
 }
 
 impl VectorSource {
-    /// Describes vectors of a caller.
+    /// Describes a caller's vectors.
     pub fn given(vectors: &VectorSet) -> Self {
         let bits = vectors.data.iter().map(|x| u64::from(x.to_bits()));
         Self {
@@ -135,7 +135,8 @@ impl VectorSource {
     /// Returns all vectors.
     ///
     /// # Errors
-    /// As [`VectorSet::new`]; [`Error::Usage`] for given ones; [`Error::Environment`] without memory.
+    /// The errors of [`VectorSet::new`]; [`Error::Usage`] for a caller's vectors; [`Error::Environment`] without
+    /// memory.
     pub fn vectors(&self) -> Result<VectorSet> {
         VectorSet::new(self.elements, self.numbers(0, self.count as usize)?)
     }

@@ -137,12 +137,12 @@ fn codes_name_the_nearest_centroids() {
         assert!((quantised.score(&table, id) - sum).abs() < 1e-4, "{id}");
         apart += quantised.score(&quantised.table(vectors.get(id)), id);
     }
-    // 256 centroids of 600 parts: most of the variance, 10 / 3, is gone.
+    // 256 centroids for 600 parts remove most of the variance, 10 / 3.
     assert!(apart / 600.0 < 0.5, "{}", apart / 600.0);
 }
 
-/// One vector, fewer than results, equal ones, elements that fill no subspace, blocks of two sizes, an index that does
-/// not begin the drive.
+/// Cases: one vector, fewer vectors than results, equal ones, elements that fill no subspace, blocks of two sizes, an
+/// index that does not begin at the drive's start.
 #[test]
 fn small_and_odd_indices_give_all_there_is() {
     for (count, elements, sub_elements, offset, block) in [
@@ -209,7 +209,7 @@ fn equal_vectors_are_all_found() {
     assert_eq!(answers.distances, [0.0; 5]);
 }
 
-/// More equal vectors than a node has neighbours, alone and among others.
+/// There are more equal vectors than a node has neighbours, alone and among others.
 #[test]
 fn as_many_equal_vectors_are_found_as_are_asked_for() {
     for (count, others) in [(1000usize, 0usize), (300, 300)] {
@@ -233,7 +233,7 @@ fn as_many_equal_vectors_are_found_as_are_asked_for() {
             "{count} of {}",
             count + others
         );
-        // The others are still reached.
+        // The other vectors can still be reached.
         for id in (count..count + others).step_by(29) {
             let options = CpuOptions::default();
             let answers = index.search(vectors.get(id as u32), parameters, options);
@@ -480,7 +480,7 @@ fn damage_is_noticed_where_it_is_read() {
     }
     assert!(VectorIndex::open(&store, 4096).is_err());
     assert!(VectorIndex::open(&store, 100).is_err());
-    // A node in the place of another one, and a bit of a vector: only queries that read it fail.
+    // One node is replaced by another, and one bit of a vector is flipped: only queries that read the node fail.
     let place = |id: i64| header.nodes_at() + id as u64 * header.node_bytes();
     let first = whole.ids[0];
     for damage in [0, 1] {
@@ -559,7 +559,7 @@ fn a_build_that_is_ended_leaves_no_index() {
         };
         let ended = build(&store, 0, (source, &vectors), small(), &mut stop);
         assert_eq!(ended.map_err(|error| error.exit_code()), Err(130));
-        // The old one is whole as long as nothing is written.
+        // The old index is intact as long as nothing was written.
         assert_eq!(
             VectorIndex::open(&store, 0).is_ok(),
             last == BuildPhase::Graph(200)

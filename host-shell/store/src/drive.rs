@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex};
 /// Brings up the controller behind `device` and makes its lanes.
 ///
 /// # Errors
-/// Those of [`Controller::start`]; [`Error::Usage`] for an unknown namespace, or without any queue.
+/// The errors of [`Controller::start`]; [`Error::Usage`] for an unknown namespace, or without any queue.
 pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<StoreMember> {
     let read_only = read_only(&*device, options);
     #[cfg(feature = "cuda")]

@@ -154,8 +154,8 @@ impl Store {
     /// Opens a store over a device that is open already.
     ///
     /// # Errors
-    /// Those of [`Controller::start`](nvme_driver::Controller::start); [`Error::Usage`] for a namespace that is not
-    /// there.
+    /// The errors of [`Controller::start`](nvme_driver::Controller::start); [`Error::Usage`] for a namespace that is
+    /// not there.
     pub fn over(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Self> {
         options.check()?;
         Ok(Self::of(drive::open(device, options)?))

@@ -167,7 +167,7 @@ impl Case {
     ) -> Outcome<()> {
         let poison = POISON.to_le_bytes().repeat(self.y.len() / 4);
         self.y.upload(0, &poison).map_err(text)?;
-        // SAFETY: memory of this case, which waits for the stream.
+        // SAFETY: the memory belongs to this case, which waits for the stream.
         let launched = unsafe {
             let module = &kernels.module;
             module.launch_blocks(kernels.stream.handle(), function, blocks, gemv)

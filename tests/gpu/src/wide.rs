@@ -194,7 +194,7 @@ impl Asked {
         })
     }
 
-    /// Puts the gather into `stream`, a `CUstream`.
+    /// Enqueues the gather in `stream`, a `CUstream`.
     fn start(&self, table: &Table, widen: RowWidening, stream: u64) -> Outcome<PendingRows> {
         // SAFETY: the memory outlives the gather, which is waited for.
         unsafe { table.gather_as_on_gpu(&self.request, widen, stream) }.map_err(text)

@@ -16,7 +16,8 @@ pub struct SuiteCase {
     pub lanes: u32,
     /// Commands in flight on each queue, in the other modes.
     pub depth: u32,
-    /// Few registers, in [`SubmitMode::Shared`]: see [`Kernel::SharedNarrow`].
+    /// True for the kernel with few registers, in [`SubmitMode::Shared`]: see
+    /// [`Kernel::SharedNarrow`].
     pub narrow: bool,
     /// CAP.DSTRD.
     pub dstrd: u8,

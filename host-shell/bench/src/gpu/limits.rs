@@ -26,7 +26,7 @@ const FED: u64 = 40_000_000;
 /// Upper bounds of rates on this machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RateLimits {
-    /// Submission queue entries per second that the GPU writes into host memory, as fast as it was seen to.
+    /// Highest rate at which the GPU wrote submission queue entries into host memory, per second.
     pub sqe_writes: f64,
     /// Entries per second that the GPU writes into 128 rings while the null controller serves them and the GPU
     /// reads completions; 0 when the controller did not keep up.
@@ -40,9 +40,8 @@ pub struct RateLimits {
 }
 
 impl RateLimits {
-    /// Measures all of them. `threads` is the number of the null controller's threads in the suite;
-    /// `emit` gets one line each.
-    /// `share` is how much of the usual work is done in each of `runs` runs, above 0.
+    /// Measures all limits. `threads` is the number of the null controller's threads in the suite; `emit` is called
+    /// with a line for each. `share` is the fraction, above 0, of the usual work in each of `runs` runs.
     pub fn measure(
         kernels: &Arc<QueueKernels>,
         threads: usize,
@@ -73,9 +72,9 @@ fn line(name: &str, unit: &str, runs: &[f64]) -> Value {
     json!({ "limit": name, "value": median(runs), "unit": unit, "runs": runs })
 }
 
-/// Returns the null controller fed by CPU threads, measured and not worked out: with the suite's number of
-/// threads against feeders that do next to nothing, and at every way to share the cores against feeders that
-/// write and read what a driver does. The higher rate is what a GPU could at best meet.
+/// Measures the null controller fed by CPU threads: with the suite's number of threads against feeders that do next to
+/// nothing, and with every division of the cores against feeders that write and read like a driver. The higher rate is
+/// the best that a GPU could reach.
 fn controller(
     null: &NullController,
     threads: usize,
@@ -240,7 +239,7 @@ fn copy_in(
     let _registered = RegisteredMemory::pages(gpu, &pages)?;
     let memory = DeviceMemory::new(gpu, COPY_BYTES)?;
     let rates = rates(gpu, (copies, runs), |stream| {
-        // SAFETY: both ranges are ours and outlive the stream's work, which ends before `rates` does.
+        // SAFETY: both ranges are our own and outlive the stream's work, which ends before `rates` does.
         unsafe { stream.copy_in(memory.address(), pages.start(), COPY_BYTES) }
     })?;
     emit(line("copy_engine_host_to_gpu", "GB/s", &rates));

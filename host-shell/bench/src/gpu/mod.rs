@@ -1,7 +1,8 @@
-//! What GPU-driven queues reach, against their limits: the suite of `nvme-gpu bench --gpu --suite`.
+//! Rates of GPU-driven queues, compared with their limits: the suite of `nvme-gpu bench --gpu
+//! --suite`.
 //!
-//! The controller is the null controller of CPU threads, so what is measured is the driver, the bus
-//! and the controller's own speed; each line names which of them was the limit.
+//! The controller is the null controller of CPU threads, so that driver, bus and the controller's
+//! own speed are measured; each line names which of them was the limit.
 
 mod case;
 mod crossover;

@@ -87,7 +87,7 @@ impl NullBench {
         let host: Vec<QueueWords> = (0..queues)
             .map(|index| {
                 let words = null.words(index);
-                // No lists: a command has one page of data at most.
+                // The queues have no lists: a command has at most one page of data.
                 QueueWords {
                     lists: words.sq,
                     lists_iova: words.sq,
@@ -183,7 +183,7 @@ impl NullBench {
             depth,
             ..LaunchArguments::default()
         };
-        // SAFETY: the bare kernels use the rings and doorbells alone, which are ours.
+        // SAFETY: the bare kernels use only the rings and doorbells, which are our own.
         unsafe { self.set.run(grid, launch, false, LIMIT, || Ok(())) }
     }
 

@@ -48,11 +48,11 @@ enum TargetRate {
     Rate(f64),
     /// A share of the smaller of the SQE-write limit and the controller's ceiling.
     OfLimit(f64),
-    /// At most this multiple of the ping-pong.
+    /// Target: at most this multiple of the ping-pong's time.
     OfPing(f64),
     /// A share of the drives' rate.
     OfDrives(f64),
-    /// Reported with the best of its group.
+    /// No target: the case is reported with the best of its group.
     Group,
 }
 
@@ -196,7 +196,7 @@ struct KernelSuite<'a> {
 }
 
 impl KernelSuite<'_> {
-    /// Prints one line; for a block, that of the better number of threads.
+    /// Prints one line; for a block, the line of the better number of threads.
     fn row(&mut self, row: &SuiteRow) {
         let widths: &[u32] = match row.case.mode {
             SubmitMode::Block => &BLOCKS,
@@ -237,7 +237,7 @@ impl KernelSuite<'_> {
         let (mut best, mut best_threads, mut last) = (0.0, 0, 0.0);
         for threads in counts {
             let name = format!("{name}_t{threads}");
-            // Lanes by themselves keep a warp longer, so that more warps may be worth fewer registers.
+            // Lanes by themselves occupy a warp longer, so that more warps with fewer registers may be faster.
             let kinds: &[bool] = if lanes == 32 && queues < 128 {
                 &[false]
             } else {
@@ -366,7 +366,7 @@ impl KernelSuite<'_> {
     }
 }
 
-/// Adds the target of the case, and whether it was met, to `value`.
+/// Adds the target of the case to `value`, and whether it was met.
 fn judge(limits: &RateLimits, value: &mut Value, case: &SuiteCase, target: TargetRate, rate: f64) {
     match target {
         TargetRate::Rate(least) => {

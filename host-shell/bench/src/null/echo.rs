@@ -69,7 +69,7 @@ impl Drop for DoorbellEcho {
 }
 
 fn answer(words: &QueueWords, stop: &AtomicBool) -> u64 {
-    // SAFETY: a doorbell of the pages that the thread keeps.
+    // SAFETY: the pointer is a doorbell in the pages that the thread keeps.
     let flag = unsafe { &*(words.sq_doorbell as usize as *const AtomicU32) };
     // SAFETY: the first entry of the submission ring.
     let payload = unsafe { &*(words.sq as usize as *const [AtomicU64; 8]) };

@@ -1,4 +1,4 @@
-//! CPU threads that drive a null controller: what it can do without a GPU.
+//! CPU threads that drive a null controller and so measure its rate without a GPU.
 //!
 //! A thread that writes each entry and reads each completion is about as busy as the controller's. One
 //! that lets the controller read the same entries lap after lap, and looks at the last completion of a
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 const BATCH: u64 = 64;
 /// The same where most entries are not written and most completions not read.
 const LIGHT_BATCH: u64 = 256;
-/// Deadline of any progress: a controller that answers nothing for so long is stuck.
+/// Deadline of any progress: a controller that answers nothing for this time is stuck.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Load that is put on a null controller.
+/// Load on a null controller.
 #[derive(Clone, Copy, Debug)]
 pub struct NullLoad {
-    /// Threads; each has every so-manyth queue.
+    /// Number of threads; thread `n` has queues `n`, `n + threads`, and so on.
     pub threads: usize,
     /// Commands in flight per queue, at most one less than the ring has entries.
     pub depth: u32,
@@ -139,13 +139,13 @@ impl FeederQueue {
                 0,
             ];
             for (at, word) in words.into_iter().enumerate() {
-                // SAFETY: index <= mask and at < 8, so inside the ring; reached through atomics.
+                // SAFETY: index <= mask and at < 8, so the access stays inside the ring; reached through atomics.
                 unsafe { &*self.sq.add(index as usize * 8 + at) }.store(word, Ordering::Relaxed);
             }
         }
         self.sent += count;
-        // SAFETY: a doorbell of the pages. Release: pairs with the controller's acquire load of the tail. The
-        // entries up to `sent` are visible before the doorbell, as a driver's write barrier would ensure on a
+        // SAFETY: the pointer is a doorbell in the pages. Release: pairs with the controller's acquire load of the
+        // tail. The entries up to `sent` are visible before the doorbell, as a driver's write barrier would ensure on a
         // real drive.
         unsafe { &*self.tail_doorbell }.store(self.sent as u32 & self.mask, Ordering::Release);
         true
@@ -167,8 +167,8 @@ impl FeederQueue {
         if self.done == before {
             return Ok(false);
         }
-        // SAFETY: a doorbell of the pages. Release: pairs with the controller's acquire load of the head. The
-        // freed completions have been read before, so the controller may overwrite their entries.
+        // SAFETY: the pointer is a doorbell in the pages. Release: pairs with the controller's acquire load of the
+        // head. The freed completions have been read before, so the controller may overwrite their entries.
         unsafe { &*self.head_doorbell }.store(self.done as u32 & self.mask, Ordering::Release);
         Ok(true)
     }

@@ -1,8 +1,8 @@
 //! A controller that moves no data: CPU threads that take submission queue entries and post
 //! completions as fast as they can, or as fast as a drive does ([`DriveModel`]).
 //!
-//! It has no admin queue: the rings are there from the start. It checks everything: an unknown opcode,
-//! a doorbell outside its ring or an overrun of the completion queue stops it with a [`ProtocolFault`].
+//! It has no admin queue: the rings exist from the start. It checks everything: an unknown opcode, a doorbell outside
+//! its ring or an overrun of the completion queue stops it with a [`ProtocolFault`].
 //!
 //! Every thread counts the time that it was busy, so that a run tells whether this controller or its
 //! driver was the limit.
@@ -142,7 +142,7 @@ impl NullController {
 
     /// Rings and doorbells of zeroes, as after a reset.
     fn clear(&self) {
-        // SAFETY: inside our pages; the rings are not in use between two runs.
+        // SAFETY: the access stays inside our pages; the rings are not in use between two runs.
         unsafe { self.pages.start().write_bytes(0, self.data_at) };
     }
 

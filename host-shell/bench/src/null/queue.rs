@@ -22,7 +22,7 @@ pub struct ProtocolFault {
     pub what: String,
 }
 
-/// One queue pair as its thread sees it. The pointers stay valid while the thread holds the pages.
+/// One queue pair of one thread. The pointers stay valid while the thread holds the pages.
 pub(super) struct NullQueue {
     sq: *const AtomicU64,
     cq: *mut u64,
@@ -36,7 +36,7 @@ pub(super) struct NullQueue {
     freed: u32,
     phase: bool,
     timed: Option<TimedCommands>,
-    /// Posts whether or not the driver has given entries back.
+    /// True if completions are posted even when the driver has freed no entries.
     heedless: bool,
 }
 
@@ -81,7 +81,7 @@ impl NullQueue {
         }
     }
 
-    /// True if it behaves like a drive with a [`DriveModel`].
+    /// True if the queue behaves like a drive with a [`DriveModel`].
     pub(super) fn is_timed(&self) -> bool {
         self.timed.is_some()
     }
@@ -89,15 +89,15 @@ impl NullQueue {
     /// Returns a word of the submission ring.
     #[inline(always)]
     fn sqe_word(&self, index: u32, word: usize) -> u64 {
-        // SAFETY: index <= mask and word < 8, so inside the ring; reached through atomics.
+        // SAFETY: index <= mask and word < 8, so the access stays inside the ring; reached through atomics.
         unsafe { &*self.sq.add(index as usize * 8 + word) }.load(Ordering::Relaxed)
     }
 
     /// Returns the entries that wait, or a fault.
     #[inline(always)]
     fn waiting(&self) -> std::result::Result<u32, ProtocolFault> {
-        // SAFETY: a doorbell of the pages. Acquire: pairs with the driver's release store of the tail. The
-        // driver wrote the entries before it rang, so they may be fetched once the new tail is seen.
+        // SAFETY: the pointer is a doorbell in the pages. Acquire: pairs with the driver's release store of the tail.
+        // The driver wrote the entries before it rang, so they may be fetched once the new tail is seen.
         let tail = unsafe { &*self.tail_doorbell }.load(Ordering::Acquire);
         if tail > self.mask {
             return Err(self.fault(format!("a tail doorbell of {tail}")));
@@ -112,8 +112,8 @@ impl NullQueue {
         if room >= wanted || self.heedless {
             return Ok(room.max(wanted));
         }
-        // SAFETY: a doorbell of the pages. Acquire: pairs with the driver's release store of the head. The
-        // driver has read the completions that it frees, so their entries may be overwritten.
+        // SAFETY: the pointer is a doorbell in the pages. Acquire: pairs with the driver's release store of the head.
+        // The driver has read the completions that it frees, so their entries may be overwritten.
         let freed = unsafe { &*self.head_doorbell }.load(Ordering::Acquire);
         let posted = self.tail.wrapping_sub(self.freed) & self.mask;
         if freed > self.mask || freed.wrapping_sub(self.freed) & self.mask > posted {
@@ -175,7 +175,7 @@ impl NullQueue {
         Ok(count)
     }
 
-    /// Fetches the entry `index` ahead, and the place of its completion, before they are needed.
+    /// Prefetches the entry `index` ahead, and the entry of its completion, before they are needed.
     #[inline(always)]
     fn ask_for(&self, index: u32) {
         let entry = (self.head.wrapping_add(index) & self.mask) as usize;
@@ -240,7 +240,8 @@ impl NullQueue {
         if prp1 < timed.data.start || end > timed.data.end {
             return Err(self.fault(format!("PRP1 {prp1:#x} is outside the data memory")));
         }
-        // SAFETY: inside the data memory, checked above, which is not read before the completion.
+        // SAFETY: the copy stays inside the data memory, as checked above, and the driver does not read that before the
+        // completion.
         unsafe {
             std::ptr::copy_nonoverlapping(MEDIUM.as_ptr(), prp1 as usize as *mut u8, bytes);
         }

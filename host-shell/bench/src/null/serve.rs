@@ -1,5 +1,5 @@
-//! The threads of a null controller. They check what a driver must keep and move no data, so that the cost of
-//! the protocol alone is measured.
+//! The threads of a null controller. They check the protocol and move no data, so that the cost of the protocol alone
+//! is measured.
 use super::queue::{NullQueue, ProtocolFault};
 use super::{DriveModel, NullController};
 use nvme_driver::dma::pages::DmaPages;
@@ -24,7 +24,7 @@ pub struct NullCounts {
     pub busy_seconds: f64,
     /// Seconds that the threads ran, added up.
     pub seconds: f64,
-    /// Fault that stopped it, if one did.
+    /// Fault that stopped the controller, if one did.
     pub fault: Option<ProtocolFault>,
 }
 
@@ -38,7 +38,7 @@ impl NullCounts {
 struct NullState {
     stop: AtomicBool,
     fault: Mutex<Option<ProtocolFault>>,
-    /// Commands done so far, for those who watch.
+    /// Number of commands done so far, for threads that poll it.
     commands: AtomicU64,
 }
 
@@ -59,8 +59,8 @@ impl NullController {
         RunningNull::start(self, threads, model, false)
     }
 
-    /// As [`start`](Self::start), but it never waits for room in a completion ring: for a driver that takes
-    /// no notice of completions.
+    /// Starts as [`start`](Self::start) does, but never waits for room in a completion ring: for a driver that ignores
+    /// completions.
     pub fn start_heedless(&self, threads: usize) -> Result<RunningNull> {
         self.clear();
         RunningNull::start(self, threads, None, true)
@@ -117,7 +117,7 @@ impl RunningNull {
         lock(&self.shared.fault).clone()
     }
 
-    /// Returns the number of commands completed so far, seen late by up to a pass.
+    /// Returns the number of commands completed so far; it lags behind by at most one pass.
     pub fn commands(&self) -> u64 {
         self.shared.commands.load(Ordering::Relaxed)
     }

@@ -17,7 +17,7 @@ pub(super) trait CopySink: Send {
     /// Returns memory of [`STAGE`] bytes that no copy uses.
     fn stage(&mut self) -> Result<&mut [u8]>;
 
-    /// Copies the first `bytes` bytes of it to byte `to` of the destination, now or later.
+    /// Copies the first `bytes` bytes of the buffer to byte `to` of the destination, now or later.
     fn send(&mut self, bytes: usize, to: usize) -> Result<()>;
 
     /// Waits until everything has arrived.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub struct PathsJob {
     /// The file, or block device.
     pub file: PathBuf,
-    /// The most bytes of it that are used, from its start on.
+    /// Largest number of bytes of the file that are used, from its start on.
     pub bytes: u64,
     /// GPU of the destination memory; host memory when missing.
     pub gpu: Option<u32>,
@@ -17,7 +17,7 @@ pub struct PathsJob {
     pub run_bytes: u64,
     /// Reads of a batch.
     pub batch: usize,
-    /// Threads of the ways of a CPU.
+    /// Number of threads of the paths that use the CPU.
     pub threads: usize,
     /// Runs of each; the median counts.
     pub runs: usize,

@@ -1,9 +1,9 @@
-//! One file to memory by several ways, in turns on the same bytes: our driver, cuFile, `pread` into pageable memory and
-//! a copy, `pread` into pinned memory and an asynchronous copy.
+//! Reads of one file to memory by several paths, alternating over the same bytes: our driver, cuFile, `pread` into
+//! pageable memory and a copy, `pread` into pinned memory and an asynchronous copy.
 //!
-//! - `job`, `plan`: what is read.
-//! - `by_pread`: the ways of a CPU.
-//! - `place`, `on_gpu`, `on_host`: the destination, and the ways to it.
+//! - `job`, `plan`: the bytes that are read.
+//! - `by_pread`: the paths that use the CPU.
+//! - `place`, `on_gpu`, `on_host`: the destination, and the paths to it.
 
 mod by_pread;
 mod job;
@@ -32,8 +32,8 @@ const BLOCK: u64 = 4096;
 
 /// Runs every case by every way and gives one object; `step` is called between runs, with the name of the case.
 ///
-/// `store` holds the same bytes as the file, from its start on, and reaches the job's GPU; where it was not opened, our
-/// driver's way says why.
+/// `store` holds the same bytes as the file, from its start on, and reaches the job's GPU; if it could not be opened,
+/// the result of our driver's path has the reason.
 ///
 /// # Errors
 /// The error that keeps a case from running; wrong bytes; the errors of `step`.
@@ -123,7 +123,7 @@ fn content_of(file: &File, job: &PathsJob) -> Result<Vec<u8>> {
 }
 
 /// # Errors
-/// [`Error::Mismatch`] where the device has other bytes and they may not be written; those of the store.
+/// [`Error::Mismatch`] where the device has other bytes and they may not be written; the errors of the store.
 fn same_content(store: &Store, content: &[u8], lay_out: bool) -> Result<()> {
     if store.len() < content.len() as u64 {
         return Err(Error::usage(
@@ -148,12 +148,12 @@ fn same_content(store: &Store, content: &[u8], lay_out: bool) -> Result<()> {
     Ok(())
 }
 
-/// A way, and what became of it.
+/// A path, and its result.
 struct PathResult {
     way: BytePath,
     name: &'static str,
     how: Option<String>,
-    /// Reason why it does not run, or no longer.
+    /// Reason why the path does not run, or no longer runs.
     refusal: Option<Error>,
 }
 
@@ -340,7 +340,7 @@ mod tests {
         let names: Vec<_> = ways.iter().filter(runs).map(|way| &way["way"]).collect();
         assert_eq!(names, ["direct", "cpu-memcpy"]);
         assert!(ways[1]["why_not"].as_str().unwrap().contains("no GPU"));
-        // Two sizes fit, and two patterns of small reads; each by two ways.
+        // Two sizes fit, and two patterns of small reads; each is run by two paths.
         let cases = report["cases"].as_array().unwrap();
         assert_eq!((cases.len(), steps), (8, 8 * 3));
         for case in cases {
@@ -371,7 +371,7 @@ mod tests {
         assert!(paths(other(), &laid_out, nothing).is_ok());
         let small = store("sim:mem?size=512KiB");
         assert!(paths(small, &laid_out, nothing).is_err());
-        // A device that was not opened is a way that says so.
+        // If a device cannot be opened, its path reports that.
         let report = paths(store("sim:nowhere/at/all"), &job(&file), nothing).unwrap();
         assert!(
             report["ways"][0]["why_not"]

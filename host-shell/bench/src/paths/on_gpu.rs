@@ -1,4 +1,4 @@
-//! The ways into GPU memory. They take turns in one process over the same file, and every byte of each is compared at
+//! The paths into GPU memory. They alternate in one process over the same file, and every byte of each is compared at
 //! the end.
 // UNSAFETY: our driver, cuFile and copies are given addresses of GPU memory; threads fill pinned memory by address.
 #![allow(unsafe_code)]
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) struct GpuDestination<'a> {
     file: (&'a File, &'a Path),
     store: Option<&'a Store>,
-    /// The file as cuFile has it, or why it does not take it.
+    /// The file, opened by cuFile, or the reason why cuFile does not take it.
     gds: std::result::Result<GdsFile, Option<Error>>,
     threads: usize,
     gpu: Arc<Gpu>,
@@ -45,12 +45,12 @@ pub(super) struct GpuDestination<'a> {
 /// Memory that a thread reads into.
 struct StagingBuffer {
     pages: Arc<DmaPages>,
-    /// The end of the copy that uses it, where it is pinned.
+    /// The registration of a pinned buffer, and the end of the copy that uses it.
     sent: Option<(RegisteredMemory, StreamEvent)>,
     is_sent: bool,
 }
 
-/// Buffers of a thread, whose copies go to GPU memory at `out`.
+/// Buffers of a thread, which are copied to GPU memory at `out`.
 struct GpuCopies {
     stream: Stream,
     out: u64,
@@ -94,8 +94,8 @@ impl CopySink for &mut GpuCopies {
             sent.wait()?;
         }
         stage.is_sent = false;
-        // SAFETY: the pages are zeroed memory of this buffer alone, and no copy uses them: that of a pinned one has
-        // ended, and the driver is done with a pageable one when it returns.
+        // SAFETY: the pages are zeroed memory of this buffer alone, and no copy uses them: the copy of a pinned buffer
+        // has ended, and the driver is done with a pageable one when it returns.
         Ok(unsafe { std::slice::from_raw_parts_mut(stage.pages.start(), STAGE) })
     }
 
@@ -122,7 +122,7 @@ impl CopySink for &mut GpuCopies {
 
 impl Drop for GpuCopies {
     fn drop(&mut self) {
-        // A pass that failed may have left a copy under way; where this fails, so did the context.
+        // A pass that failed may have left a copy in progress; if this wait fails, the context was destroyed.
         let _ = self.stream.finish();
     }
 }
@@ -183,8 +183,8 @@ impl<'a> GpuDestination<'a> {
                     out_stride: plan.bytes as u64,
                     status: 0,
                 };
-                // SAFETY: ids and rows of the plan, for which there is room; our own memory outlives the gather, which
-                // is waited for.
+                // SAFETY: ids and rows are those of the plan, for which there is room; our own memory outlives the
+                // gather, which is waited for.
                 under_way.push_back(unsafe { table.gather_on_gpu(&request, stream)? });
             } else {
                 let range = |index: usize| ReadRange {
@@ -219,7 +219,7 @@ impl<'a> GpuDestination<'a> {
                 // SAFETY: as in `direct`.
                 let ended = unsafe { file.batch(&ios) };
                 if let Err(Error::Unfinished { .. }) = ended {
-                    // Leaked, because reads into it may still be under way.
+                    // The memory is leaked, because reads into it may still be in progress.
                     std::mem::forget(Arc::clone(&self.out));
                 }
                 ended?.into_iter().collect::<Result<()>>()?;

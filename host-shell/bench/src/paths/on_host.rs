@@ -80,7 +80,8 @@ impl HostDestination<'_> {
     }
 }
 
-/// Reads what belongs to `out`, which begins at byte `start` of the destination, all of it at once.
+/// Reads the parts of the plan that belong to `out`, which begins at byte `start` of the
+/// destination, all of them at once.
 fn read_all(store: &Store, plan: &ReadPlan, start: usize, out: &mut [u8]) -> Result<()> {
     let (mut transfers, mut at, mut rest) = (Vec::new(), start, out);
     while !rest.is_empty() {

@@ -20,16 +20,16 @@ pub(super) enum BytePath {
 
 /// Destination of the bytes, and the paths that lead there.
 pub(super) trait PathDestination {
-    /// Returns each way, its name, and how it goes or why not.
+    /// Returns each path with its name, and its description or the reason why it is unavailable.
     fn ways(&mut self) -> Vec<(BytePath, &'static str, Result<String>)>;
 
     /// Prepares a run of `plan`, outside of the timed part.
     fn prepare(&mut self, plan: &ReadPlan) -> Result<()>;
 
-    /// Measures the seconds of `plan` by `way`.
+    /// Measures the seconds of `plan` by the path `way`.
     fn run(&mut self, way: BytePath, plan: &ReadPlan) -> Result<f64>;
 
-    /// Returns the seconds of its reads alone and of its copies alone, where they can be measured separately.
+    /// Returns the seconds of the path's reads alone and of its copies alone, if they can be measured separately.
     fn steps(&mut self, way: BytePath, plan: &ReadPlan) -> Result<Option<(f64, f64)>>;
 
     /// Copies the first bytes of the destination to the host.
@@ -38,7 +38,7 @@ pub(super) trait PathDestination {
     /// Overwrites the destination.
     fn spoil(&mut self) -> Result<()>;
 
-    /// Returns the bytes a second of copies to the destination, where a link leads there, and of copies inside
-    /// of its memory, each byte counted as read and as written.
+    /// Returns the rate in bytes a second of copies to the destination, if a link leads there, and of copies inside of
+    /// its memory, each byte counted as read and as written.
     fn limits(&mut self, runs: usize) -> Result<(Option<f64>, f64)>;
 }

@@ -52,7 +52,7 @@ impl ReadPlan {
         plans
     }
 
-    /// Returns the first `groups` groups of it.
+    /// Returns the plan with only its first `groups` groups.
     fn cut(mut self, groups: usize) -> Self {
         self.offsets.truncate(groups * self.at_once);
         self
@@ -75,8 +75,8 @@ impl ReadPlan {
         groups.map(move |first| first..(first + self.at_once).min(count))
     }
 
-    /// Returns the bytes of the destination for each of `threads` threads: one for all where there are batches,
-    /// since to start a thread takes longer than a batch.
+    /// Returns the ranges of the destination for each of `threads` threads: one range for all if there are batches,
+    /// since starting a thread takes longer than a batch.
     pub fn shares(&self, threads: usize) -> Vec<Range<usize>> {
         let all = self.len();
         let threads = if self.is_in_batches() { 1 } else { threads };

@@ -1,4 +1,4 @@
-//! What the examples have in common: the words of their command lines, and how they end.
+//! Common parts of the examples: the words of their command lines, and their exit codes.
 
 use nvme_host::units::parse_bytes;
 use nvme_host::{Error, Result};
@@ -30,7 +30,7 @@ impl Arguments {
     }
 }
 
-/// Runs the example: an error goes to standard error, with what to do about it.
+/// Runs the example: an error is printed to standard error, with its remedy.
 pub fn end(run: impl FnOnce(&Arguments) -> Result<()>) -> ExitCode {
     match run(&Arguments::here()) {
         Ok(()) => ExitCode::SUCCESS,

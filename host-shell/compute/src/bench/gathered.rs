@@ -36,7 +36,7 @@ pub fn gathered(store: &Arc<Store>, job: &GatheredJob) -> Result<GemvTimes> {
         cost: rig.products.cost_of_gathered()?,
         ..GemvTimes::default()
     };
-    // One run of each before those that count.
+    // One run of each comes first and is not counted.
     for run in 0..=job.matrix.runs {
         let to = rig.dense.address();
         let one = [
@@ -142,7 +142,7 @@ impl GatheredFixture {
             wide: true,
         };
         let vectors = (self.x.address(), self.y.address());
-        // SAFETY: memory of this rig, which waits for the product.
+        // SAFETY: the memory belongs to this rig, which waits for the product.
         let pending = unsafe {
             let stream = self.stream.handle();
             self.products.gathered(&self.matrix, ids, vectors, stream)?
@@ -183,7 +183,7 @@ impl GatheredFixture {
             stored: self.matrix.stored as u32,
             adds: 0,
         };
-        // SAFETY: memory of this rig, which waits for the stream.
+        // SAFETY: the memory belongs to this rig, which waits for the stream.
         unsafe { self.steps.gemv(&gemv, self.stream.handle()) }
     }
 

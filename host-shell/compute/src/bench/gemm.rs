@@ -19,17 +19,17 @@ use std::time::Instant;
 pub struct GemmJob {
     /// The format of the matrix, which is laid out at the store's begin.
     pub stored: StoredFormat,
-    /// Rows of halves that are multiplied: f16 where the matrix has such, else bf16.
+    /// Number of rows of halves that are multiplied: f16 if the matrix has that format, else bf16.
     pub tokens: u32,
     /// Rows of the matrix.
     pub rows: u32,
     /// Its columns.
     pub columns: u32,
-    /// Blocks that read; 0 for as many as the library takes.
+    /// Number of blocks that read; 0 for the library's choice.
     pub read_blocks: u32,
     /// Runs of each way.
     pub runs: usize,
-    /// Threads of the way that reads by the CPU.
+    /// Number of threads of the path that reads by the CPU.
     pub threads: usize,
     /// Seed of weights and halves.
     pub seed: u64,
@@ -52,7 +52,7 @@ pub struct GemmTimes {
     pub limit_bytes: u64,
     /// Bytes of the matrix.
     pub bytes: u64,
-    /// Blocks of a launch, those that read included.
+    /// Number of blocks of a launch, including those that read.
     pub blocks: u32,
     /// Registers and bytes of local memory of a thread of the kernel that streams.
     pub cost: (u32, u32),
@@ -73,7 +73,7 @@ pub fn gemm(store: &Arc<Store>, job: &GemmJob) -> Result<GemmTimes> {
         ..GemmTimes::default()
     };
     let is_plain = matches!(job.stored, StoredFormat::Bf16 | StoredFormat::F16);
-    // One run of each before those that count.
+    // One run of each comes first and is not counted.
     for run in 0..=job.runs {
         let add = |to: &mut Vec<f64>, seconds: f64| {
             if run > 0 {
@@ -202,7 +202,7 @@ impl GemmFixture {
     }
 
     fn streamed(&self) -> Result<()> {
-        // SAFETY: memory of this rig, which waits for the product.
+        // SAFETY: the memory belongs to this rig, which waits for the product.
         let pending = unsafe {
             let (product, stream) = (self.product(), self.stream.handle());
             self.products.gemm(&self.matrix, &product, stream)?

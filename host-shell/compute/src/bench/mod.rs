@@ -1,4 +1,5 @@
-//! Products with a matrix on a drive, measured: read by the kernel that multiplies, and in other ways, in turns.
+//! Measurements of products with a matrix on a drive: read by the kernel that multiplies, and by other paths,
+//! alternating.
 // UNSAFETY: launches and copies over this module's own memory.
 #![allow(unsafe_code)]
 
@@ -38,7 +39,7 @@ pub struct GemvJob {
     pub columns: u32,
     /// Runs of each way.
     pub runs: usize,
-    /// Threads of the way that reads by the CPU.
+    /// Number of threads of the path that reads by the CPU.
     pub threads: usize,
     /// Seed of weights and vector.
     pub seed: u64,
@@ -77,7 +78,7 @@ pub fn gemv(store: &Arc<Store>, job: &GemvJob) -> Result<GemvTimes> {
         cost: rig.products.cost()?,
         ..GemvTimes::default()
     };
-    // One run of each before those that count.
+    // One run of each comes first and is not counted.
     for run in 0..=job.runs {
         let one = [
             rig.timed(|| rig.streamed())?,
@@ -166,7 +167,7 @@ impl GemvFixture {
 
     fn streamed(&self) -> Result<()> {
         let (x, y) = (self.x.address(), self.y.address());
-        // SAFETY: memory of this rig, which waits for the product.
+        // SAFETY: the memory belongs to this rig, which waits for the product.
         let pending = unsafe {
             let stream = self.stream.handle();
             self.products.gemv(&self.matrix, x, y, stream)?
@@ -198,7 +199,7 @@ impl GemvFixture {
             stored: self.stored as u32,
             adds: 0,
         };
-        // SAFETY: memory of this rig, which waits for the stream.
+        // SAFETY: the memory belongs to this rig, which waits for the stream.
         unsafe { self.steps.gemv(&gemv, self.stream.handle()) }
     }
 

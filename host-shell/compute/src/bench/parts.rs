@@ -32,8 +32,9 @@ impl HalfReader {
         })
     }
 
-    /// Fills every `step`th chunk of `bytes` bytes from chunk `first` on by `fill`, which gets its offset, and copies it to
-    /// `to` plus that: two buffers in turns. Chunks have `chunk` bytes, [`CHUNK`] at most.
+    /// Copies every `step`th chunk of `bytes` bytes, from chunk `first` on, to `to` plus the chunk's offset. `fill`
+    /// receives that offset and fills the chunk in one of two buffers, which alternate. Chunks have `chunk` bytes,
+    /// [`CHUNK`] at most.
     pub fn copy_part(
         &self,
         (bytes, chunk): (u64, u64),
@@ -48,7 +49,7 @@ impl HalfReader {
             if turn > 1 {
                 self.copied[half].wait()?;
             }
-            // SAFETY: half of this thread's buffer, whose last copy has ended.
+            // SAFETY: the range is the half of this thread's buffer whose last copy has ended.
             let (from, data) = unsafe {
                 let from = self.pages.start().add(half * CHUNK as usize);
                 (from, std::slice::from_raw_parts_mut(from, count))
@@ -109,7 +110,7 @@ impl CopyLimit {
         })
     }
 
-    /// Returns how many of `bytes` bytes it copies: whole rows, within its memory.
+    /// Returns how many of `bytes` bytes are copied: whole rows, within the mirror's memory.
     pub fn bytes(&self, bytes: u64) -> u64 {
         bytes.min(self.mirror.len() as u64) / ROW * ROW
     }
@@ -132,7 +133,8 @@ impl CopyLimit {
             ..GatherLaunch::default()
         };
         let begin = Instant::now();
-        // SAFETY: the kernel takes one `GatherLaunch`; the mirror, and as many bytes of the caller's.
+        // SAFETY: the kernel takes one `GatherLaunch`; source and target are the mirror and memory of the caller with
+        // as many bytes.
         unsafe {
             let module = &self.module;
             module.launch(stream, self.copy, 128, BLOCK_THREADS, &copy)?;
@@ -164,7 +166,7 @@ fn lay_out(
             .saturating_sub(at)
             .min(chunk.len() as u64);
         if room > 0 {
-            // SAFETY: inside the pages, which nothing else uses yet.
+            // SAFETY: the access stays inside the pages, which nothing else uses yet.
             unsafe {
                 let to = mirror.start().add(at as usize);
                 chunk.as_ptr().copy_to(to, room as usize);

@@ -7,7 +7,7 @@ use nvme_formats::StoredFormat;
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
 
-/// Rows of a product that a thread takes at a time.
+/// Number of rows of a product that a thread takes at a time.
 const ROWS: usize = 64;
 /// Numbers that a thread takes at a time.
 const NUMBERS: usize = 1 << 14;
@@ -113,7 +113,7 @@ pub fn unpack(stored: StoredFormat, rows: &[u8], columns: u32, y: &mut [f32]) ->
     Ok(())
 }
 
-/// Divides each vector of `x` by the root of its mean square and `epsilon`, and multiplies it by
+/// Divides each vector of `x` by the square root of the mean of its squares plus `epsilon`, and multiplies it by
 /// `weight`.
 ///
 /// # Errors
@@ -130,7 +130,7 @@ pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) -> Resul
     Ok(())
 }
 
-/// Turns queries and keys by their positions, and puts keys and values into the cache.
+/// Rotates queries and keys by their positions, and stores keys and values in the cache.
 ///
 /// # Errors
 /// [`Error::Usage`] for heads of an odd number of elements, and lengths that do not fit.

@@ -15,14 +15,14 @@ use nvme_host::cuda::{
 use nvme_host::{Error, Result};
 use std::sync::Arc;
 
-/// Blocks of a launch at most: as many as a large GPU runs at a time.
+/// Largest number of blocks of a launch: as many as a large GPU runs at a time.
 const MOST_BLOCKS: u64 = 2048;
 
 /// The kernels of the steps of a transformer, for one GPU.
 ///
-/// Each function puts a kernel into `stream`, a `CUstream` of the GPU, and returns before it runs. The stream may be
-/// captured. Without anything to compute nothing is launched. They stay loaded when this is dropped: a launch that is under
-/// way, or a graph, may still run them.
+/// Each function enqueues a kernel in `stream`, a `CUstream` of the GPU, and returns before it runs. The stream may be
+/// captured. Without anything to compute nothing is launched. The kernels stay loaded when this is dropped: a launch in
+/// progress, or a graph, may still run them.
 pub struct StepKernels {
     module: Module,
     gemv: KernelFunction,
@@ -41,7 +41,7 @@ impl StepKernels {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::embedded`].
+    /// The errors of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = Module::embedded(gpu, PTX.as_bytes())?;
         Ok(Self {
@@ -63,8 +63,8 @@ impl StepKernels {
     /// Products of a matrix in memory of the GPU and some vectors.
     ///
     /// # Safety
-    /// What `gemv` names is valid on the GPU until the stream has done it, and for as long as a graph that captured it may
-    /// be launched; nothing else writes it meanwhile.
+    /// The memory that `gemv` names is valid on the GPU until the stream has done it, and for as long as a graph that
+    /// captured it may be launched; nothing else writes it meanwhile.
     ///
     /// # Errors
     /// [`Error::Usage`] for a format, columns or addresses that cannot be; [`Error::Device`] with the driver's answer.
@@ -285,7 +285,7 @@ impl StepKernels {
     }
 
     /// # Errors
-    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    /// [`Error::Usage`] for memory that the GPU cannot access as the kernel does.
     fn judge<const N: usize>(&self, stream: u64, all: [Memory<'_>; N]) -> Result<()> {
         self.module.gpu().judge_list(stream, all)
     }
@@ -293,7 +293,7 @@ impl StepKernels {
     /// Launches a thread for each of `threads` pieces of work, or fewer that take several.
     ///
     /// # Safety
-    /// `function` takes one `T`; what that names is there.
+    /// `function` takes one `T`, and the memory that its argument names is valid.
     unsafe fn launch<T: Copy>(
         &self,
         function: KernelFunction,

@@ -16,28 +16,28 @@ use nvme_host::cuda::{Gpu, KernelArgument as Memory, KernelFunction, LaunchSize,
 use nvme_host::{Error, Result};
 use std::sync::Arc;
 
-/// Blocks of a launch whose threads take one piece of work after another, at most.
+/// Largest number of blocks of a launch whose threads take one work item after another.
 const MOST_BLOCKS: u64 = 2048;
-/// Keys that a part has at least: fewer are not worth the second kernel.
+/// Smallest number of keys of a part: fewer are not worth the second kernel.
 const LEAST_KEYS: u32 = 256;
 
 /// A step of the course.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionStep {
-    /// Scores in memory, a thread for each number.
+    /// Stores scores in memory; a thread computes each number.
     Naive,
-    /// Scores in memory, products by tiles of shared memory.
+    /// Stores scores in memory; products use tiles of shared memory.
     Tiled,
-    /// One kernel without scores in memory.
+    /// One kernel that stores no scores in memory.
     Flash,
     /// The same by tensor cores.
     Flash2,
-    /// For few queries of many keys: heads that share keys are one product, and keys are split among blocks.
+    /// For few queries and many keys: heads that share keys are one product, and keys are split among blocks.
     MultiQuery,
 }
 
 impl AttentionStep {
-    /// All of them, in the order of the course.
+    /// All steps, in the order of the course.
     pub const ALL: [Self; 5] = [
         Self::Naive,
         Self::Tiled,
@@ -58,7 +58,7 @@ impl AttentionStep {
 
 /// The kernels of attention, for one GPU.
 ///
-/// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
+/// The kernels stay loaded when this is dropped: a launch in progress, or a graph, may still run them.
 pub struct FlashAttention {
     module: Module,
     multiprocessors: u32,
@@ -68,7 +68,7 @@ pub struct FlashAttention {
     scores_tiled: KernelFunction,
     values_tiled: KernelFunction,
     flash: KernelFunction,
-    /// For heads of up to 64 elements, f16 and bf16, then for larger ones.
+    /// Kernels for heads of up to 64 elements, f16 and bf16, then for larger ones.
     flash2: [KernelFunction; 4],
     decode: [KernelFunction; 4],
     join: KernelFunction,
@@ -78,7 +78,7 @@ impl FlashAttention {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::embedded`].
+    /// The errors of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = Module::embedded(gpu, ATTENTION_PTX.as_bytes())?;
         let plain = |name| module.function(name);
@@ -113,7 +113,7 @@ impl FlashAttention {
     /// Registers and bytes of local memory of a thread of the rung's kernel for this job, as compiled for this GPU.
     ///
     /// # Errors
-    /// Those of [`Module::cost`].
+    /// The errors of [`Module::cost`].
     pub fn cost(&self, rung: AttentionStep, job: &FlashParameters) -> Result<(u32, u32)> {
         self.module.cost(match rung {
             AttentionStep::Naive => self.scores,
@@ -132,7 +132,7 @@ impl FlashAttention {
         wanted.min(most.into()) as u32
     }
 
-    /// Returns the number of bytes of [`FlashParameters::workspace`], 0 where none is needed.
+    /// Returns the number of bytes of [`FlashParameters::workspace`], 0 if none is needed.
     pub fn workspace_bytes(&self, rung: AttentionStep, job: &FlashParameters) -> u64 {
         match rung {
             AttentionStep::Naive | AttentionStep::Tiled => {
@@ -233,7 +233,7 @@ impl FlashAttention {
     }
 
     /// # Errors
-    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    /// [`Error::Usage`] for memory that the GPU cannot access as the kernel does.
     fn judge(&self, job: &FlashParameters, workspace_bytes: u64, stream: u64) -> Result<()> {
         let halves = |vectors: VectorLayout, heads: u32, tokens: u32| match tokens {
             0 => 0,
@@ -262,7 +262,7 @@ impl FlashAttention {
     }
 
     /// # Safety
-    /// As [`attend`](Self::attend).
+    /// The conditions of [`attend`](Self::attend).
     unsafe fn launch(
         &self,
         stream: u64,

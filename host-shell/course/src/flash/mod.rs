@@ -13,7 +13,7 @@ use nvme_compute_kernel::flash::MOST_ELEMENTS;
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
 
-/// Queries, and keys, of one tile of a CPU thread: a tile stays in the cache.
+/// Number of queries, and of keys, in one tile of a CPU thread: a tile stays in the cache.
 const QUERIES: usize = 16;
 const KEYS: usize = 64;
 
@@ -32,8 +32,8 @@ pub struct AttentionShape {
     pub key_tokens: u32,
     /// Elements of a head, a multiple of 8, at most 128.
     pub head_elements: u32,
-    /// Causal mask: the last query attends to all keys, and each before it to one less. Without it all queries
-    /// attend to all keys.
+    /// Causal mask: the last query attends to all keys, and each query before it to one key less. Without it all
+    /// queries attend to all keys.
     pub causal: bool,
     /// Scale of the products of queries and keys, above 0.
     pub scale: f32,
@@ -79,11 +79,11 @@ impl AttentionShape {
         )
     }
 
-    /// Computes the same by threads of the CPU, over `f32`. `counts` has the number of keys of each
-    /// sequence; without it all keys count.
+    /// Computes the same by threads of the CPU, over `f32`. `counts` has the number of keys of each sequence; without
+    /// it all keys count.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a shape that cannot be, vectors of another length, and a count above `key_tokens`.
+    /// [`Error::Usage`] for an impossible shape, vectors of another length, and a count above `key_tokens`.
     pub fn attend(
         &self,
         queries: &[f32],

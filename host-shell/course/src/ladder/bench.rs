@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 /// Deadline of a product.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Operations of a run, about: a product that has fewer is repeated.
+/// Rough number of operations of a run: a product that has fewer is repeated.
 const OPERATIONS: f64 = 2e12;
-/// Products of a run at most.
+/// Largest number of products of a run.
 const MOST_REPEATS: u32 = 64;
 /// Elements of each product that are compared with sums of f64.
 const SAMPLES: usize = 256;
-/// Sides of the matrices of the CPU, at most: by one thread, and by blocks.
+/// Largest sides of matrices that the CPU multiplies: by one thread, and by blocks.
 const MOST_ON_CPU: [u32; 2] = [512, 4096];
 
 /// Workload of the measurement: square matrices.
@@ -29,7 +29,7 @@ const MOST_ON_CPU: [u32; 2] = [512, 4096];
 pub struct LadderJob {
     /// Their sides.
     pub sides: Vec<u32>,
-    /// Runs of each way, after one that does not count.
+    /// Number of runs of each implementation, after one that is not counted.
     pub runs: usize,
     /// Seed of the matrices.
     pub seed: u64,
@@ -99,7 +99,7 @@ pub struct LadderReport {
     /// Cases in the order of the sizes; for each size f32 first, and the kernels from the simplest to the
     /// fastest.
     pub cases: Vec<LadderCase>,
-    /// cuBLAS's version, or why it was not measured.
+    /// cuBLAS's version, or the reason why it was not measured.
     pub cublas: std::result::Result<i32, String>,
     /// Threads of the CPU.
     pub threads: usize,
@@ -107,10 +107,10 @@ pub struct LadderReport {
     pub costs: Vec<(MatmulStep, (u32, u32))>,
 }
 
-/// Measures the ladder on `gpu`; `watch` runs before each size and kind of element, and may end the run.
+/// Measures the ladder on `gpu`; `watch` is called before each size and element type, and may end the run.
 ///
 /// # Errors
-/// The error that keeps a product from running; a product with a wrong result; those of `watch`.
+/// The error that keeps a product from running; a product with a wrong result; the errors of `watch`.
 pub fn measure(
     gpu: &Arc<Gpu>,
     job: &LadderJob,
@@ -155,7 +155,7 @@ struct LadderFixture {
     runs: usize,
 }
 
-/// Two factors, on the CPU as numbers that the elements hold.
+/// Two factors; on the CPU they have the values that the elements hold.
 struct MatrixFactors {
     a: Vec<f32>,
     b: Vec<f32>,
@@ -163,7 +163,7 @@ struct MatrixFactors {
     element: MatrixElement,
 }
 
-/// An element of the product, its sum, and the sum of its products' sizes.
+/// A sampled element of the product: its index, its sum, and the sum of its products' absolute values.
 type Sample = (usize, f64, f64);
 
 impl MatrixFactors {
@@ -261,7 +261,7 @@ fn allowed(element: MatrixElement) -> f64 {
 }
 
 impl LadderFixture {
-    /// Returns all ways with matrices of one size and element.
+    /// Returns all implementations with matrices of one size and element type.
     fn cases(&self, side: u32, element: MatrixElement, seed: u64) -> Result<Vec<LadderCase>> {
         let mut cases = match element {
             MatrixElement::F32 => self.on_cpu(side, seed)?,
@@ -308,8 +308,8 @@ impl LadderFixture {
         Ok(cases)
     }
 
-    /// Measures the seconds of a product of several that follow on each other. The one before them is not
-    /// counted: it runs while the host puts the others into the stream.
+    /// Measures the seconds of one of several products that follow each other. One product runs before them and is not
+    /// counted: meanwhile the host enqueues the others.
     fn timed(&self, way: MatmulMethod, product: &MatmulOperands) -> Result<f64> {
         let operations = 2.0 * f64::from(product.m) * f64::from(product.n) * f64::from(product.k);
         let repeats = ((OPERATIONS / operations) as u32).clamp(1, MOST_REPEATS);
@@ -327,7 +327,7 @@ impl LadderFixture {
         let MatmulMethod::Rung(rung) = way else {
             return self.by_cublas(product);
         };
-        // SAFETY: memory of the caller of `timed`, which waits for the products.
+        // SAFETY: the memory belongs to the caller of `timed`, which waits for the products.
         unsafe {
             let ladder = &self.ladder;
             ladder.matmul(rung, product, self.stream.handle())
@@ -353,7 +353,7 @@ impl LadderFixture {
         unsafe { blas.multiply(&of_blas, &self.stream) }
     }
 
-    /// Returns the CPU's ways, with matrices that are not too large for it.
+    /// Returns the CPU's implementations, with matrices that are not too large for it.
     fn on_cpu(&self, side: u32, seed: u64) -> Result<Vec<LadderCase>> {
         type Multiply = fn(&[f32], &[f32], &mut [f32], MatmulShape);
         let ways: [(MatmulMethod, Multiply); 2] = [

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 const ROWS: usize = 64;
 /// Terms of a block.
 const DEPTH: usize = 128;
-/// Columns of a block: with [`DEPTH`] rows of `b` 256 KiB, which a core's cache holds.
+/// Number of columns of a block: with [`DEPTH`] rows of `b` it takes 256 KiB, which a core's cache holds.
 const COLUMNS: usize = 512;
 /// Rows and columns of the result that stay in registers.
 const TILE: (usize, usize) = (4, 16);
@@ -41,7 +41,7 @@ impl MatmulShape {
 /// Computes one sum after another, by one thread.
 ///
 /// # Panics
-/// When a slice has not as many elements as `shape` says.
+/// Panics if the number of elements of a slice differs from `shape`.
 pub fn matmul_cpu(a: &[f32], b: &[f32], c: &mut [f32], shape: MatmulShape) {
     shape.check(a, b, c);
     let MatmulShape { n, k, .. } = shape;
@@ -152,7 +152,7 @@ mod tests {
             .collect()
     }
 
-    /// Both against sums of f64, relative to the sums of the products' sizes.
+    /// Compares both with sums of f64; errors are relative to the sums of the products' absolute values.
     fn compare(shape: MatmulShape, seed: u32) {
         let MatmulShape { m, n, k } = shape;
         let (a, b) = (numbers(m * k, seed), numbers(k * n, !seed));

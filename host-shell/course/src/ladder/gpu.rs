@@ -24,7 +24,7 @@ const PLAIN: [MatmulStep; 5] = [
 
 /// The rungs, loaded for one GPU.
 ///
-/// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
+/// The kernels stay loaded when this is dropped: a launch in progress, or a graph, may still run them.
 pub struct MatmulLadder {
     gpu: Arc<Gpu>,
     module: Module,
@@ -38,7 +38,7 @@ impl MatmulLadder {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::embedded`].
+    /// The errors of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = Module::embedded(gpu, PTX.as_bytes())?;
         let function =
@@ -81,7 +81,7 @@ impl MatmulLadder {
     /// Registers and bytes of local memory of a thread, as compiled for this GPU.
     ///
     /// # Errors
-    /// Those of [`Module::cost`], and [`Error::Environment`] for a rung that this GPU has not.
+    /// The errors of [`Module::cost`], and [`Error::Environment`] for a rung that this GPU does not support.
     pub fn cost(&self, rung: MatmulStep) -> Result<(u32, u32)> {
         let (module, function) = self.function(rung)?;
         module.cost(function)
@@ -98,18 +98,19 @@ impl MatmulLadder {
         }
     }
 
-    /// Puts `product` into `stream`, a `CUstream` of this GPU or 0, and returns before it runs. The stream may be captured.
+    /// Enqueues `product` in `stream`, a `CUstream` of this GPU or 0, and returns before it runs. The stream may be
+    /// captured.
     ///
-    /// Any `m`, `n` and `k`, any stride and address of whole elements are right; with rows at multiples of 16 bytes it is
-    /// fast. The bits of the result are the same each time.
+    /// Any `m`, `n` and `k`, any stride and any address of whole elements are valid; the product is fast if rows begin
+    /// at multiples of 16 bytes. The bits of the result are the same each time.
     ///
     /// # Safety
     /// The three matrices are valid on the GPU until the product has ended, and for as long as a graph that captured it may
     /// be launched; `c` overlaps neither factor, and nothing else writes them meanwhile.
     ///
     /// # Errors
-    /// Those of [`MatmulOperands::check`]; [`Error::Environment`] for a rung that this GPU has not; [`Error::Device`]
-    /// with the driver's answer.
+    /// The errors of [`MatmulOperands::check`]; [`Error::Environment`] for a rung that this GPU does not support;
+    /// [`Error::Device`] with the driver's answer.
     pub unsafe fn matmul(
         &self,
         rung: MatmulStep,
@@ -146,12 +147,12 @@ impl MatmulLadder {
             tiles,
             reserved: 0,
         };
-        // SAFETY: as above, one `TiledMatmul`.
+        // SAFETY: as above, with one `TiledMatmul`.
         unsafe { module.launch_blocks(stream, function, blocks, &tiled) }
     }
 
     /// # Errors
-    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    /// [`Error::Usage`] for memory that the GPU cannot access as the kernel does.
     fn judge(&self, product: &MatmulOperands, stream: u64) -> Result<()> {
         let MatmulOperands { m, n, k, .. } = *product;
         let elements = |operand: &MatrixOperand, rows: u32, columns: u32| match columns {

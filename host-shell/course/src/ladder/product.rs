@@ -5,7 +5,7 @@ use super::MatrixElement;
 use nvme_compute_kernel::matmul::{self, MatmulTile};
 use nvme_host::{Error, Result};
 
-/// Blocks of a launch at most.
+/// Largest number of blocks of a launch.
 const MOST_TILES: u64 = i32::MAX as u64;
 
 /// A step of the ladder.
@@ -65,7 +65,7 @@ impl MatmulStep {
         }
     }
 
-    /// True if it multiplies halves (f16 or bf16) on tensor cores, rather than f32.
+    /// True if the step multiplies halves (f16 or bf16) on tensor cores, rather than f32.
     pub fn has_tensor_cores(self) -> bool {
         matches!(self, Self::Mma | Self::Wgmma)
     }
@@ -85,7 +85,7 @@ impl MatmulStep {
 /// A matrix on a GPU, row after row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixOperand {
-    /// Its address, a multiple of an element's bytes.
+    /// Address of the matrix, a multiple of an element's bytes.
     pub address: u64,
     /// Distance of two rows in elements: at least the number of columns.
     pub stride: u64,
@@ -98,9 +98,9 @@ pub struct MatmulOperands {
     pub a: MatrixOperand,
     /// `k` rows of `n` elements.
     pub b: MatrixOperand,
-    /// `m` rows of `n` elements of the result.
+    /// The result: `m` rows of `n` elements.
     pub c: MatrixOperand,
-    /// Rows of the result. Any of the three may be 0: a sum without terms is 0.
+    /// Number of rows of the result. Any of `m`, `n` and `k` may be 0: a sum without terms is 0.
     pub m: u32,
     /// Columns of the result.
     pub n: u32,
@@ -108,12 +108,12 @@ pub struct MatmulOperands {
     pub k: u32,
     /// Element type of `a` and `b`. Sums are f32.
     pub factors: MatrixElement,
-    /// Element type of `c`: f32, or that of `a` and `b`, to which sums are rounded.
+    /// Element type of `c`: f32, or the type of `a` and `b`, to which sums are rounded.
     pub result: MatrixElement,
 }
 
 impl MatmulOperands {
-    /// Checks that `rung` can compute it.
+    /// Checks that `rung` can compute this product.
     ///
     /// # Errors
     /// [`Error::Usage`] for elements that the rung does not multiply, for rows that overlap, for addresses that

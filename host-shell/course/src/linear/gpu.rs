@@ -16,9 +16,10 @@ use nvme_host::cuda::{
 use nvme_host::{Error, Result};
 use std::sync::Arc;
 
-/// Blocks of a launch whose threads take one piece of work after another, at most.
+/// Largest number of blocks of a launch whose threads take one work item after another.
 const MOST_BLOCKS: u64 = 2048;
-/// Blocks of the mixed kernels, and of those for few tokens, that a multiprocessor runs at a time; of the others one.
+/// Number of blocks of the mixed kernels, and of the kernels for few tokens, that a multiprocessor runs at a time; it
+/// runs one of any other kernel.
 const MIXED_BLOCKS: u32 = 2;
 /// Bytes of shared memory of a product with two, one or no operand that is contiguous along the summed
 /// dimension; then of the first two by smaller tiles.
@@ -33,9 +34,10 @@ const INPUTS_FEW_SHARED: u32 = STAGES * (tile_bytes(FEW_ROWS) + cross_bytes(FEW_
 pub enum ForwardRung {
     /// A thread for each element, the activation by a second kernel.
     Naive,
-    /// One kernel by tensor cores, over `f32`; by smaller tiles where large ones would leave multiprocessors idle.
+    /// One kernel that uses tensor cores, over `f32`; with smaller tiles if large ones would leave multiprocessors
+    /// idle.
     Fused,
-    /// The same, with as many blocks as the GPU runs at a time.
+    /// The same kernel, with as many blocks as the GPU runs at a time.
     Persistent,
     /// The same over bf16.
     MixedBf16,
@@ -44,7 +46,7 @@ pub enum ForwardRung {
 }
 
 impl ForwardRung {
-    /// All of them, in the order of the course.
+    /// All steps, in the order of the course.
     pub const ALL: [Self; 5] = [
         Self::Naive,
         Self::Fused,
@@ -62,22 +64,22 @@ impl ForwardRung {
 /// A step of the course for gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackwardRung {
-    /// Gradients of weights and biases by atomic additions: other bits each time.
+    /// Gradients of weights and biases by atomic additions: the bits differ from run to run.
     Naive,
-    /// By tensor cores, without atomic additions: always the same bits.
+    /// Tensor cores without atomic additions: always the same bits.
     AtomicFree,
     /// Sums over the lanes of a warp, for few tokens: always the same bits.
     WarpReduce,
 }
 
 impl BackwardRung {
-    /// All of them, in the order of the course.
+    /// All steps, in the order of the course.
     pub const ALL: [Self; 3] = [Self::Naive, Self::AtomicFree, Self::WarpReduce];
 }
 
 /// The kernels of linear layers, for one GPU.
 ///
-/// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
+/// The kernels stay loaded when this is dropped: a launch in progress, or a graph, may still run them.
 pub struct LinearKernels {
     module: Module,
     multiprocessors: u32,
@@ -87,7 +89,7 @@ pub struct LinearKernels {
     persistent: KernelFunction,
     mixed_bf16: KernelFunction,
     mixed_f16: KernelFunction,
-    /// By smaller tiles: `f32`, bf16, f16.
+    /// Kernels with smaller tiles: `f32`, bf16, f16.
     few: [KernelFunction; 3],
     clear: KernelFunction,
     backward_naive: KernelFunction,
@@ -102,7 +104,7 @@ impl LinearKernels {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// Those of [`Module::embedded`].
+    /// The errors of [`Module::embedded`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = Module::embedded(gpu, LINEAR_PTX.as_bytes())?;
         let plain = |name| module.function(name);
@@ -134,7 +136,7 @@ impl LinearKernels {
     /// Registers and bytes of local memory of a thread of the rung's kernel, as compiled for this GPU.
     ///
     /// # Errors
-    /// Those of [`Module::cost`].
+    /// The errors of [`Module::cost`].
     pub fn cost(&self, rung: ForwardRung) -> Result<(u32, u32)> {
         self.module.cost(match rung {
             ForwardRung::Naive => self.naive,
@@ -145,11 +147,11 @@ impl LinearKernels {
         })
     }
 
-    /// Puts a layer into `stream`, a `CUstream` of this GPU, and returns before it runs. The stream may be captured.
+    /// Enqueues a layer in `stream`, a `CUstream` of this GPU, and returns before it runs. The stream may be captured.
     ///
     /// # Safety
-    /// What `job` names is there on the GPU, and nothing else writes it, until the stream has done it, and for as long as
-    /// a graph that captured it may be launched.
+    /// The memory that `job` names is valid on the GPU, and nothing else writes it, until the stream has done it, and
+    /// for as long as a graph that captured it may be launched.
     ///
     /// # Errors
     /// [`Error::Usage`] for addresses between two numbers or 0, an activation that there is not, and mixed layers whose
@@ -191,7 +193,7 @@ impl LinearKernels {
     }
 
     /// # Errors
-    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    /// [`Error::Usage`] for memory that the GPU cannot access as the kernel does.
     fn judge_forward(&self, rung: ForwardRung, job: &ForwardParameters, stream: u64) -> Result<()> {
         let each = if rung.is_mixed() { 2 } else { 4 };
         let results = product(&[job.tokens, job.outputs]);
@@ -217,7 +219,7 @@ impl LinearKernels {
     }
 
     /// # Errors
-    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    /// [`Error::Usage`] for memory that the GPU cannot access as the kernel does.
     fn judge_backward(&self, job: &BackwardParameters, stream: u64) -> Result<()> {
         let results = product(&[job.tokens, job.outputs]);
         let inputs = product(&[job.tokens, job.inputs]);
@@ -251,7 +253,7 @@ impl LinearKernels {
     }
 
     /// # Safety
-    /// As [`forward`](Self::forward).
+    /// The conditions of [`forward`](Self::forward).
     unsafe fn forward_naive(&self, job: &ForwardParameters, stream: u64) -> Result<()> {
         let blocks = plain(u64::from(job.tokens) * u64::from(job.outputs));
         let is_whole = job.activation == ActivationKind::None as u32 && job.sums == 0;
@@ -261,7 +263,8 @@ impl LinearKernels {
         unsafe { self.launch_all(stream, kernels, job) }
     }
 
-    /// Puts the gradients of a layer into `stream`, as [`forward`](Self::forward). Those whose address is 0 are left out.
+    /// Enqueues the gradients of a layer in `stream`, as [`forward`](Self::forward) does. Gradients whose address is 0
+    /// are left out.
     ///
     /// # Safety
     /// As [`forward`](Self::forward).
@@ -322,7 +325,7 @@ impl LinearKernels {
         unsafe { self.launch_all(stream, &kernels, job) }
     }
 
-    /// Returns the kernel for gradients of inputs, by tiles that keep the multiprocessors busy.
+    /// Returns the kernel for gradients of inputs, with tiles that keep the multiprocessors busy.
     fn of_inputs(&self, tiles: u32, job: &BackwardParameters) -> (KernelFunction, LaunchSize) {
         match self.are_few(tiles) {
             false => (self.backward_inputs, self.persistent(tiles, INPUTS_SHARED)),
@@ -360,7 +363,7 @@ impl LinearKernels {
         tiles <= self.multiprocessors / 2
     }
 
-    /// As many of `tiles` blocks as the GPU runs at a time.
+    /// Returns a grid of `tiles` blocks, or of as many as the GPU runs at a time.
     fn persistent(&self, tiles: u32, shared_bytes: u32) -> LaunchSize {
         tensor(tiles.min(self.multiprocessors), shared_bytes)
     }
@@ -391,7 +394,7 @@ impl LinearKernels {
     }
 }
 
-/// Returns a grid with one thread for each of `pieces` pieces of work, or with fewer threads that take several.
+/// Returns a grid with one thread for each of `pieces` work items, or with fewer threads that take several.
 fn plain(pieces: u64) -> LaunchSize {
     LaunchSize {
         count: pieces.div_ceil(BLOCK_THREADS.into()).min(MOST_BLOCKS) as u32,
@@ -408,7 +411,7 @@ fn tensor(count: u32, shared_bytes: u32) -> LaunchSize {
     }
 }
 
-/// Tiles of a product of this shape.
+/// Returns the number of tiles of a product of this shape.
 fn tiles(rows: u32, columns: u32) -> Result<u32> {
     let count = u64::from(rows.div_ceil(TILE)) * u64::from(columns.div_ceil(TILE));
     u32::try_from(count)

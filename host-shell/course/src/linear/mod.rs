@@ -75,7 +75,8 @@ impl HostLayer {
         Ok((y.collect(), sums))
     }
 
-    /// Gradients by that of the results. `sums` are those of [`forward`](Self::forward).
+    /// Computes the gradients of inputs, weights and biases from the gradient of the results. `sums` are those of
+    /// [`forward`](Self::forward).
     ///
     /// # Errors
     /// [`Error::Usage`] for vectors of another length.

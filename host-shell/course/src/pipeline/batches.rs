@@ -3,7 +3,7 @@
 use super::engine::PipelineEngine;
 use nvme_host::Result;
 
-/// Gets a product, or why there is none.
+/// Callback that receives a product, or the error that prevented it.
 type Ended<'s> =
     dyn FnMut(&mut dyn PipelineEngine, PipelineBatch, Result<Vec<f32>>) -> Result<()> + 's;
 
@@ -14,14 +14,14 @@ pub(super) struct BatchCallbacks<'s> {
     /// Called before the product of a batch; earlier batches have been multiplied by then, unless the engine
     /// runs ahead.
     pub before: &'s mut dyn FnMut(&mut dyn PipelineEngine, PipelineBatch) -> Result<()>,
-    /// Gets each product, or why there is none, in order.
+    /// Receives each product, or the error that prevented it, in order.
     pub ended: &'s mut Ended<'s>,
 }
 
 /// Runs batches of `parts` matrices, in turn through `buffers` buffers, and returns their number.
 ///
 /// # Errors
-/// Those of the steps, and of an engine that cannot continue.
+/// The errors of the steps, and of an engine that cannot continue.
 pub(super) fn run(
     engine: &mut dyn PipelineEngine,
     (buffers, parts): (u32, u32),
@@ -43,7 +43,7 @@ pub(super) fn run(
                 read += 1;
             }
         }
-        // One product at a time where it takes this thread, so that buffers are read into meanwhile.
+        // If a product runs on this thread, only one is computed at a time, so that buffers are filled meanwhile.
         let until = match engine.is_ahead() {
             true => read,
             false => read.min(multiplied + 1),

@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A matrix to be read, into bytes that come back.
+/// A request to read a matrix into bytes, which are returned with it.
 struct MatrixRequest {
     part: u32,
     bytes: Vec<u8>,
@@ -34,7 +34,7 @@ pub(super) struct MatrixReads {
 
 impl MatrixReads {
     /// # Errors
-    /// Those of the store or of the file.
+    /// The errors of the store or of the file.
     pub fn part(&self, part: u32, bytes: &mut [u8]) -> Result<()> {
         let first = self.data.at(part);
         let share = bytes
@@ -69,14 +69,14 @@ struct ReadSlot {
     batch: u64,
     part: u32,
     bytes: Vec<u8>,
-    /// The read that is under way.
+    /// The read that is in progress.
     reading: Option<mpsc::Receiver<CompletedRead>>,
     product: Option<Result<Vec<f32>>>,
 }
 
 pub(super) struct CpuEngine {
     data: Arc<MatrixData>,
-    /// All matrices, where none is read.
+    /// All matrices, if none is read.
     resident: Option<Vec<Vec<u8>>>,
     requests: Option<mpsc::Sender<MatrixRequest>>,
     reader: Option<JoinHandle<()>>,
@@ -108,7 +108,7 @@ impl CpuEngine {
                 let begin = Instant::now();
                 let read = reads.part(part, &mut bytes);
                 let end = Instant::now();
-                // Who asked may have gone.
+                // The receiver may have been dropped.
                 let _ = done.send(CompletedRead {
                     bytes,
                     begin,
@@ -161,7 +161,7 @@ impl CpuEngine {
         done.read
     }
 
-    /// Computes the products of a slot's matrix: for each vector all rows.
+    /// Computes the products of a slot's matrix: for each vector the products with all rows.
     fn products(&mut self, slot: usize) -> Result<Vec<f32>> {
         self.wait(slot)?;
         let shape = self.data.shape;
@@ -274,8 +274,7 @@ impl Drop for CpuEngine {
     fn drop(&mut self) {
         drop(self.requests.take());
         if let Some(reader) = self.reader.take() {
-            // Its reads have their own deadlines, so the join ends; if it panicked, the batch has already
-            // failed.
+            // Its reads have deadlines, so the join ends; if it panicked, the batch has already failed.
             let _ = reader.join();
         }
     }

@@ -16,7 +16,7 @@ use nvme_host::{DmaPages, Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Blocks of a launch at most.
+/// Largest number of blocks of a launch.
 const BLOCKS: u32 = 2048;
 /// Pause between two polls of an event.
 const NAP: Duration = Duration::from_micros(20);
@@ -34,10 +34,10 @@ impl PinnedMemory {
         Ok(Self { pages, registered })
     }
 
-    /// Returns its first `bytes` bytes. No copy from or to them is under way.
+    /// Returns the first `bytes` bytes of the buffer. No copy from or to them is in progress.
     fn bytes(&mut self, bytes: usize) -> &mut [u8] {
         let bytes = bytes.min(self.pages.len());
-        // SAFETY: mapped as long as `self`, which is borrowed; the caller has waited for copies.
+        // SAFETY: the pages are mapped as long as `self`, which is borrowed; the caller has waited for copies.
         unsafe { std::slice::from_raw_parts_mut(self.pages.start(), bytes) }
     }
 }
@@ -50,7 +50,7 @@ struct BatchSlot {
     staging: Option<PinnedMemory>,
     /// Pinned buffer for the product, unless products are joined.
     product: Option<PinnedMemory>,
-    /// Begin and end of the read in its stream, and when the host began with it.
+    /// Begin and end of the read in its stream, and the time when the host began it.
     read: Option<(StreamEvent, StreamEvent)>,
     host_us: Option<f64>,
     /// Begin and end of the product.
@@ -67,7 +67,7 @@ pub(super) struct GpuEngine {
     norm: KernelFunction,
     reading: Stream,
     multiplying: Stream,
-    /// Matrices in GPU memory, or in pinned memory, where none is read.
+    /// Matrices in GPU memory, or in pinned memory, if none is read.
     resident: Vec<DeviceMemory>,
     pinned: Vec<PinnedMemory>,
     slots: Vec<BatchSlot>,
@@ -76,7 +76,7 @@ pub(super) struct GpuEngine {
     /// The joined products.
     y: DeviceMemory,
     limit: Duration,
-    /// A moment that has passed, and its time: times of events are counted from there.
+    /// An event that has occurred, and its time: times of events are counted from it.
     anchor: (StreamEvent, f64),
     begin: Instant,
     trace: PipelineTrace,
@@ -187,7 +187,7 @@ impl GpuEngine {
 
     /// Reads a matrix into pinned memory by the host, and enqueues its copy.
     fn read_by_host(&mut self, slot: usize, part: u32) -> Result<()> {
-        // The copy before it has to have ended.
+        // The copy that used this buffer before has to have ended.
         if let Some((_, end)) = self.slots[slot].read.take() {
             self.wait(&end)?;
         }
@@ -207,7 +207,7 @@ impl GpuEngine {
         let from = from.as_ptr();
         let first = StreamEvent::record(&self.reading)?;
         match read {
-            // SAFETY: memory of the slot, which stays until its copy has ended.
+            // SAFETY: the memory belongs to the slot, which stays until its copy has ended.
             Ok(()) => unsafe { self.reading.copy_in(to, from, bytes)? },
             Err(error) => self.slots[slot].failure = Some(error),
         }
@@ -239,7 +239,8 @@ impl GpuEngine {
         }
         if let Some((first, last)) = multiplied {
             span(SpanWork::Compute, self.us(&first)?, self.us(&last)?);
-            // Times from here on: those of events are single floats of milliseconds.
+            // The anchor moves on, because times between events are single floats of milliseconds, which lose
+            // precision.
             let us = self.us(&first)?;
             self.anchor = (first, us);
         }
@@ -276,7 +277,7 @@ impl PipelineEngine for GpuEngine {
     fn read_vectors(&mut self) -> Result<()> {
         let (at, bytes) = (self.reads.data.shape.vectors_at(), self.x.len() as u64);
         let store = &self.reads.data.store;
-        // SAFETY: memory of this engine, which waits for the read.
+        // SAFETY: the memory belongs to this engine, which waits for the read.
         let pending =
             unsafe { store.read_on_gpu(at, bytes, self.x.address(), self.reading.handle())? };
         failed_of(&pending, self.limit)?;
@@ -295,7 +296,7 @@ impl PipelineEngine for GpuEngine {
             MatrixSource::Gpu | MatrixSource::Pinned => {}
         }
         let first = StreamEvent::record(&self.reading)?;
-        // SAFETY: memory of the slot, whose last product has been taken; it stays valid until its read has
+        // SAFETY: the memory belongs to the slot, whose last product has been taken; it stays valid until its read has
         // ended.
         unsafe {
             match self.pinned.get(part as usize) {
@@ -343,8 +344,8 @@ impl PipelineEngine for GpuEngine {
         };
         let begin = StreamEvent::record(&self.multiplying)?;
         let blocks = shape.rows.div_ceil(BLOCK_THREADS / 32).clamp(1, BLOCKS);
-        // SAFETY: the kernel takes one `GemvParameters`; memory of this engine, which waits for the stream before it is
-        // freed.
+        // SAFETY: the kernel takes one `GemvParameters`; the memory belongs to this engine, which waits for the stream
+        // before it is freed.
         unsafe {
             let module = &self.module;
             module.launch(&self.multiplying, self.gemv, blocks, BLOCK_THREADS, &gemv)?;
@@ -385,7 +386,7 @@ impl PipelineEngine for GpuEngine {
             reserved: 0,
         };
         let blocks = shape.vectors.div_ceil(BLOCK_THREADS / 32).max(1);
-        // SAFETY: the kernel takes one `RmsNorm`; memory of this engine, as above.
+        // SAFETY: the kernel takes one `RmsNorm`; the memory belongs to this engine, as above.
         unsafe {
             let module = &self.module;
             module.launch(&self.multiplying, self.norm, blocks, BLOCK_THREADS, &norm)
@@ -421,8 +422,7 @@ fn failed_of(pending: &PendingRows, limit: Duration) -> Result<()> {
 
 impl Drop for GpuEngine {
     fn drop(&mut self) {
-        // Work that does not end keeps its memory: reads are ended by the store's watch thread, kernels end on
-        // their own.
+        // The memory of work that does not end is kept: the store's watch thread ends reads, kernels end on their own.
         let ended =
             [&self.reading, &self.multiplying].map(|stream| stream.wait(self.limit, || Ok(())));
         if ended.iter().any(Result::is_err) {

@@ -16,15 +16,15 @@ pub(super) struct MatrixData {
     pub store: Arc<Store>,
     pub shape: PipelineShape,
     seed: u64,
-    /// The vectors as they are on the drive.
+    /// The vectors with the values that the drive holds.
     pub x: Vec<f32>,
 }
 
 impl MatrixData {
-    /// Writes matrices and vectors to the store's begin, unless it holds them.
+    /// Writes matrices and vectors to the beginning of the store, unless it holds them.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a store that is too short; those of writes.
+    /// [`Error::Usage`] for a store that is too short; the errors of writes.
     pub fn new(store: &Arc<Store>, job: &PipelineJob) -> Result<Self> {
         let shape = job.shape;
         if shape.bytes() > store.len() {
@@ -54,7 +54,7 @@ impl MatrixData {
         Ok(data)
     }
 
-    /// Gives all bytes to `put`, with their places, in whole pages.
+    /// Passes all bytes to `put`, with their offsets, in whole pages.
     fn write(&self, put: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
         let mut put_pages = |at: u64, mut bytes: Vec<u8>| {
             bytes.resize(bytes.len().next_multiple_of(PAGE as usize), 0);
@@ -102,8 +102,8 @@ impl MatrixData {
         self.x.iter().map(|x| f64::from(*x)).collect()
     }
 
-    /// Computes the vectors after `times` products with all matrices, as
-    /// [`feed_back`](super::engine::PipelineEngine::feed_back) has them.
+    /// Computes the vectors after `times` products with all matrices, with the steps of
+    /// [`feed_back`](super::engine::PipelineEngine::feed_back).
     pub fn iterated(&self, times: u64) -> Vec<f64> {
         let columns = self.shape.columns as usize;
         let mut x = self.vectors();
@@ -190,7 +190,7 @@ impl TemporaryFile {
 
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
-        // It is of no use to anything else; where it stays, it can be seen.
+        // The file is of no use to anything else; if it cannot be removed, the user can see it.
         let _ = std::fs::remove_file(&self.path);
     }
 }

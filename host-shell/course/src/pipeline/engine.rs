@@ -8,11 +8,11 @@ use nvme_host::Result;
 pub enum MatrixSource {
     /// The drive, by reads that the GPU submits.
     Gpu,
-    /// The drive, by reads of threads of the CPU, and a copy where a GPU multiplies.
+    /// The drive, read by threads of the CPU, with a copy to the GPU if that multiplies.
     Threads,
-    /// A file, by `pread` of threads, and a copy where a GPU multiplies.
+    /// A file, read by `pread` of threads, with a copy to the GPU if that multiplies.
     File,
-    /// Pinned memory of the host, by a copy.
+    /// Pinned memory of the host, copied to the GPU.
     Pinned,
     /// Memory of the multiplying processor, without reads.
     Resident,
@@ -31,16 +31,16 @@ impl MatrixSource {
     }
 }
 
-/// Reads matrices into buffers and multiplies them. A batch is one matrix in one buffer: it is read, multiplied and
-/// taken, in this order, and its buffer is used by no other batch meanwhile.
+/// An engine that reads matrices into buffers and multiplies them. A batch is one matrix in one buffer: it is read,
+/// multiplied and taken, in this order, and no other batch uses its buffer meanwhile.
 pub(super) trait PipelineEngine {
     /// True if [`multiply`](Self::multiply) returns before the product is computed.
     fn is_ahead(&self) -> bool;
 
-    /// Sets the vectors, concatenated. No batch is under way.
+    /// Sets the vectors, concatenated. No batch is in progress.
     fn set_vectors(&mut self, x: &[f32]) -> Result<()>;
 
-    /// Reads the vectors from the drive. No batch is under way.
+    /// Reads the vectors from the drive. No batch is in progress.
     fn read_vectors(&mut self) -> Result<()>;
 
     /// Begins to read a matrix. A read that fails is an error of [`take`](Self::take).
@@ -49,7 +49,8 @@ pub(super) trait PipelineEngine {
     /// Multiplies the matrix, once it has been read.
     fn multiply(&mut self, slot: u32) -> Result<()>;
 
-    /// Waits for the product: a vector of elements for each vector. Means nothing where products are joined.
+    /// Waits for the product: for each vector, an element for each row. The result has no meaning if products are
+    /// joined.
     fn take(&mut self, slot: u32) -> Result<Vec<f32>>;
 
     /// Makes the joined products the next vectors, each divided by the root of the mean of its squares. All batches have

@@ -1,12 +1,12 @@
 //! Pipelines: matrices come from a drive, batch after batch, and are multiplied with vectors, by a GPU or by
 //! the CPU.
 //!
-//! - [`PipelineName`]: the five of them. [`PipelineJob`]: sizes and durations. [`run`]: runs one of them;
+//! - [`PipelineName`]: the five pipelines. [`PipelineJob`]: sizes and durations. [`run`]: runs one pipeline;
 //!   [`PipelineReport`]: its results.
 //! - [`trace`]: spans of reads and products, and their overlap.
 //!
-//! Each product is compared with one that the CPU computes in `f64` from the same weights, which do not come
-//! from the drive.
+//! Each product is compared with one that the CPU computes in `f64` from the same weights, which it generates and does
+//! not read from the drive.
 
 mod batches;
 mod by_cpu;
@@ -29,8 +29,8 @@ use nvme_host::{Error, Result};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Alignment of the data on the drive: they begin and end at multiples of it, so that whole blocks are
-/// overwritten.
+/// Alignment of the data on the drive: they begin and end at multiples of this number of bytes, so that whole blocks
+/// are overwritten.
 const PAGE: u64 = 4096;
 
 /// Sizes of the matrices and vectors.
@@ -42,11 +42,11 @@ pub struct PipelineShape {
     pub rows: u32,
     /// Its columns.
     pub columns: u32,
-    /// Vectors that each matrix is multiplied with.
+    /// Number of vectors that each matrix is multiplied with.
     pub vectors: u32,
-    /// Matrices on the drive, which batches take in turns.
+    /// Number of matrices on the drive, which batches take in turn.
     pub parts: u32,
-    /// Matrices in memory at a time.
+    /// Number of matrices in memory at a time.
     pub buffers: u32,
     /// The products of all matrices are one vector, of `parts * rows` elements.
     pub joined: bool,
@@ -54,7 +54,7 @@ pub struct PipelineShape {
 
 impl PipelineShape {
     /// # Errors
-    /// [`Error::Usage`] for sizes that are zero or no whole blocks of the format, and past 4 GiB a matrix.
+    /// [`Error::Usage`] for sizes that are zero or no whole blocks of the format, and for more than 4 GiB a matrix.
     fn check(&self) -> Result<()> {
         let (elements, _) = self.stored.block();
         let row_bytes = self.stored.row_bytes(self.columns).unwrap_or(0);
@@ -109,7 +109,7 @@ impl PipelineShape {
         self.part_bytes().next_multiple_of(PAGE)
     }
 
-    /// Returns the number of bytes of the drive that all of it takes.
+    /// Returns the number of bytes of the drive that all data take.
     pub fn bytes(&self) -> u64 {
         let vectors = u64::from(self.vectors) * u64::from(self.columns) * 4;
         self.vectors_at() + vectors.next_multiple_of(PAGE)
@@ -128,7 +128,7 @@ impl PipelineShape {
         }
     }
 
-    /// Operations of a batch: a multiplication and an addition for each element and vector.
+    /// Returns the number of operations of a batch: a multiplication and an addition for each element and vector.
     fn operations(&self) -> f64 {
         2.0 * f64::from(self.rows) * f64::from(self.columns) * f64::from(self.vectors)
     }
@@ -151,11 +151,11 @@ pub struct PipelineJob {
     pub patience: Duration,
     /// Deadline of a batch.
     pub limit: Duration,
-    /// Threads that read where the CPU reads.
+    /// Number of threads that read, if the CPU reads.
     pub readers: usize,
     /// Seed of weights and vectors.
     pub seed: u64,
-    /// The drive holds the matrices of that seed already.
+    /// True if the drive already holds the matrices of that seed.
     pub keep: bool,
     /// A file that is made for the comparison of sources, and removed.
     pub file: Option<PathBuf>,

@@ -3,15 +3,15 @@
 /// A pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PipelineName {
-    /// A matrix and the vectors come from the drive and are multiplied.
+    /// A matrix and the vectors are read from the drive and multiplied.
     DirectNvmeToMatMul,
-    /// Batches: some are read while others are multiplied.
+    /// Some batches are read while others are multiplied.
     StreamedBatchProcessing,
     /// A product is fed back as the next vector: each iteration reads the whole matrix again.
     IterativeComputation,
     /// The same batches from several sources.
     DataSourceComparison,
-    /// Batches for a time, beside failures of the device.
+    /// Batches run for a given time, even if the device fails meanwhile.
     ContinuousProcessing,
 }
 
@@ -25,7 +25,7 @@ impl PipelineName {
         Self::ContinuousProcessing,
     ];
 
-    /// As the command line has it.
+    /// Returns the name that the command line uses.
     pub fn name(self) -> &'static str {
         match self {
             Self::DirectNvmeToMatMul => "direct-nvme-to-matmul",

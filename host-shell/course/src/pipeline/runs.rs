@@ -1,5 +1,5 @@
-//! The pipelines, and their results. A batch whose read failed is an error with the drive's status, and no product of
-//! it is ever returned as a right one.
+//! The pipelines, and their results. A batch whose read failed is an error with the drive's status, and none of its
+//! products is ever returned as a correct one.
 
 use super::batches::{self, BatchCallbacks, PipelineBatch};
 use super::by_cpu::{CpuEngine, MatrixReads};
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 /// Tolerance of an element of vectors of mean square 1 after iterations.
 const ITERATED: f64 = 2e-3;
-/// Latencies above this are counted as this long.
+/// Latencies above this are counted as this value.
 const MOST_NS: u64 = 3_600_000_000_000;
-/// Pause before a batch is tried again: a device that has just left is not asked in a busy loop.
+/// Pause before a batch is tried again, so that a device that has just left is not polled in a busy loop.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// The runs of one source.
@@ -41,7 +41,7 @@ pub struct SourceRuns {
 pub struct ContinuousRun {
     /// Nanoseconds of each batch from the start of its read to the end of its product.
     pub latencies_ns: Histogram<u64>,
-    /// Batches that failed, and were there after all.
+    /// Number of batches that failed first and succeeded after a retry.
     pub failed: u64,
     /// Number of retries.
     pub retries: u64,
@@ -49,11 +49,11 @@ pub struct ContinuousRun {
     pub longest_outage: Duration,
     /// Error of the last batch that failed.
     pub last_failure: Option<String>,
-    /// It was ended before its time.
+    /// True if the user ended the run before its time.
     pub is_interrupted: bool,
 }
 
-/// Results of a pipeline. Every product was compared.
+/// Results of a pipeline. Every product was compared with the CPU's.
 #[derive(Clone, Debug)]
 pub struct PipelineReport {
     /// One for each source.
@@ -64,14 +64,14 @@ pub struct PipelineReport {
     pub trace: PipelineTrace,
 }
 
-/// Progress callback: batches so far, batches in all, and seconds of the run. Its errors end the pipeline, but
-/// for [`Error::Interrupted`] of a continuous one, which ends at once and reports.
+/// Progress callback: number of finished batches, number of all batches, and seconds of the run. Its errors end the
+/// pipeline, except [`Error::Interrupted`] in a continuous one, which ends at once and reports.
 pub type Progress<'p> = dyn FnMut(u64, u64, f64) -> Result<()> + 'p;
 
-/// Runs `job` over `store`, whose begin is overwritten unless it is kept.
+/// Runs `job` over `store`, whose beginning is overwritten unless its data are kept.
 ///
 /// # Errors
-/// [`Error::Usage`] for sizes that cannot be; reads that failed; [`Error::Mismatch`] for a product that is wrong.
+/// [`Error::Usage`] for impossible sizes; reads that failed; [`Error::Mismatch`] for a wrong product.
 pub fn run(
     store: &Arc<Store>,
     job: &PipelineJob,
@@ -104,7 +104,7 @@ impl PipelineFixture<'_> {
         false
     }
 
-    /// Returns the way that this library is for.
+    /// Returns the source that this library is made for.
     fn best(&self) -> MatrixSource {
         match self.has_gpu() {
             true => MatrixSource::Gpu,
@@ -191,7 +191,7 @@ impl PipelineFixture<'_> {
             let took = begin.elapsed().as_secs_f64();
             self.check(part, &product, &expected)?;
             trace = engine.trace();
-            // The first run finds memory that was never touched.
+            // The first run uses memory that was never touched, so that it is not counted.
             if run > 0 {
                 way.seconds.push(took);
             }
@@ -283,8 +283,7 @@ impl PipelineFixture<'_> {
                 progress(number, all, begin.elapsed().as_secs_f64())?;
                 Ok(number < all)
             };
-            // Reads run ahead: a batch may be read before the vectors are known that it will be multiplied
-            // with.
+            // Reads run ahead: a batch may be read before the vectors are known with which it will be multiplied.
             let mut before =
                 |engine: &mut dyn PipelineEngine, batch: PipelineBatch| match batch.part {
                     0 if batch.number > 0 => engine.feed_back(),
@@ -314,7 +313,7 @@ impl PipelineFixture<'_> {
         })
     }
 
-    /// Batches for a time. One that fails is tried again, for as long as there is patience.
+    /// Runs batches for a given time. A batch that fails is tried again until the patience ends.
     fn continuous(&self, progress: &mut Progress<'_>) -> Result<PipelineReport> {
         let source = self.best();
         let (mut engine, expected) = (self.engine(source)?, self.expected());

@@ -38,7 +38,7 @@ fn job(name: PipelineName) -> PipelineJob {
     }
 }
 
-/// On a loaded machine a command takes long: none times out unless its answer is dropped.
+/// On a busy machine a command takes long: none times out unless its answer is dropped.
 fn store(options: &str) -> Arc<Store> {
     let device = format!("sim:mem?size=4MiB{options}");
     let timeout = match options.contains("drop") {
@@ -133,7 +133,7 @@ fn a_drive_that_holds_other_weights_is_noticed() {
     let mut kept = written.clone();
     kept.keep = true;
     go(&kept).unwrap();
-    // One bit of a weight of the second matrix.
+    // This flips one bit of a weight of the second matrix.
     let at = kept.shape.part_stride() + 700;
     let mut byte = [0];
     store.read_at(at, &mut byte).unwrap();
@@ -153,7 +153,7 @@ fn a_read_that_fails_ends_all_but_the_continuous_one() {
     for name in PipelineName::ALL {
         let mut job = job(name);
         job.keep = false;
-        // Writes are not reads: the first reads are those of the pipeline.
+        // The fault counts reads only: the first reads are the pipeline's.
         let ended = ran(&job, "&fault=status:0x281@op=read,nth=2");
         match (name, ended) {
             (PipelineName::ContinuousProcessing, Ok(report)) => {
@@ -181,7 +181,7 @@ fn a_device_that_stays_away_ends_the_continuous_one_with_its_error() {
         .map(drop)
         .unwrap_err();
     assert!(matches!(error, Error::Command { .. }), "{error}");
-    // Commands that get no answer are lost with a reset, and there after it.
+    // Commands without an answer are lost with a reset, and repeated after it.
     job.patience = Duration::from_secs(120);
     let report = ran(&job, "&fault=drop@op=read,nth=3").unwrap();
     let met = report.continuous.unwrap();

@@ -1,19 +1,19 @@
-//! Timeline of a pipeline: spans of reads and of products, their overlap, and the file for Perfetto and
-//! Chrome's tracing. Overlap is the time with a read and a product under way, as a share of the shorter of
-//! the two.
+//! Timeline of a pipeline: spans of reads and of products, their overlap, and the file for Perfetto and Chrome's
+//! tracing. Overlap is the time during which a read and a product are in progress, as a share of the shorter of the
+//! two.
 
 use std::fmt::Write;
 
 /// Kind of work of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpanWork {
-    /// Bytes come from the drive, or from another source.
+    /// Bytes are read from the drive, or from another source.
     Read,
     /// A product.
     Compute,
 }
 
-/// Work on one batch, from one moment to another in microseconds.
+/// Work on one batch, from one time to another in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkSpan {
     /// Kind of work.
@@ -31,17 +31,16 @@ pub struct WorkSpan {
 /// Time of reads and of products, and their overlap.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct WorkOverlap {
-    /// Microseconds with a read under way.
+    /// Microseconds during which a read was in progress.
     pub read_us: f64,
-    /// Microseconds with a product under way.
+    /// Microseconds during which a product was in progress.
     pub compute_us: f64,
     /// Microseconds with both.
     pub both_us: f64,
 }
 
 impl WorkOverlap {
-    /// Returns the share of the shorter one that took place beside the other one; 0 where one of them took no
-    /// time.
+    /// Returns the overlap as a share of the shorter time; 0 if one of them took no time.
     pub fn share(&self) -> f64 {
         let shorter = self.read_us.min(self.compute_us);
         match shorter > 0.0 {
@@ -51,7 +50,7 @@ impl WorkOverlap {
     }
 }
 
-/// The spans of a run, and those that found no room.
+/// The spans of a run, and the number of spans that were dropped.
 #[derive(Clone, Debug, Default)]
 pub struct PipelineTrace {
     /// Spans in the order in which they were recorded.
@@ -89,7 +88,7 @@ impl PipelineTrace {
         self.dropped += (before - self.spans.len()) as u64;
     }
 
-    /// Returns the times with work of one kind under way, in order and apart from each other.
+    /// Returns the times during which work of one kind was in progress, in order and without overlaps.
     fn busy(&self, work: SpanWork) -> Vec<(f64, f64)> {
         let of = self.spans.iter().filter(|span| span.work == work);
         let mut all: Vec<(f64, f64)> = of.map(|span| (span.begin_us, span.end_us)).collect();
@@ -126,8 +125,8 @@ impl PipelineTrace {
         }
     }
 
-    /// Returns the batches as spans of their buffers: from the start of the read, or of the product without
-    /// one, to the end.
+    /// Returns the batches as spans of their buffers: from the start of the read, or of the product if nothing was
+    /// read, to the end.
     fn batches(&self) -> Vec<WorkSpan> {
         let mut all: Vec<WorkSpan> = Vec::new();
         for span in &self.spans {
@@ -149,7 +148,7 @@ impl PipelineTrace {
         let mut events = String::new();
         let mut event = |text: std::fmt::Arguments<'_>| {
             let comma = if events.is_empty() { "" } else { ",\n" };
-            // A String takes all that is written.
+            // Writing to a String cannot fail.
             let _ = write!(events, "{comma}{text}");
         };
         event(format_args!(
@@ -194,7 +193,7 @@ impl PipelineTrace {
     }
 }
 
-/// Returns `text` as it stands in a string of JSON.
+/// Returns `text` escaped for a string of JSON.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for letter in text.chars() {

@@ -217,7 +217,7 @@ impl GdsFile {
         ))
     }
 
-    /// Puts a read into `stream`, a `CUstream` (0 is the default one), and returns before it runs.
+    /// Enqueues a read in `stream`, a `CUstream` (0 is the default one), and returns before it runs.
     ///
     /// # Safety
     /// The conditions of [`read`](Self::read) hold until the stream has passed the read.

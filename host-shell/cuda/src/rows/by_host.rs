@@ -164,7 +164,7 @@ impl HostRows {
         &self.gpu
     }
 
-    /// Puts an operation over rows of `row_bytes` bytes into `stream`, a `CUstream`. Returns before it runs.
+    /// Enqueues an operation over rows of `row_bytes` bytes in `stream`, a `CUstream`. Returns before it runs.
     ///
     /// # Safety
     /// The addresses in `request` are valid on the GPU until the operation has ended, and for as long as a graph

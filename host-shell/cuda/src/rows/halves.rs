@@ -346,7 +346,7 @@ impl GatherHalves {
         }
     }
 
-    /// Puts the second launch into `stream`, as launch `slot`.
+    /// Enqueues the second launch in `stream`, as launch `slot`.
     ///
     /// # Safety
     /// As [`BegunRows::finish`], for the addresses in `launch`.

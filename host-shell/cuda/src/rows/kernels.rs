@@ -66,8 +66,8 @@ impl RowKernels {
         self.gathers.cost(self.gather)
     }
 
-    /// Puts `blocks` blocks of `kernel`, one of these, into `stream`, a `CUstream` of the calling thread's context. A block
-    /// has [`BLOCK_THREADS`] threads.
+    /// Enqueues `blocks` blocks of `kernel`, one of these, in `stream`, a `CUstream` of the calling thread's context. A
+    /// block has [`BLOCK_THREADS`] threads.
     ///
     /// # Safety
     /// As [`Module::launch_on`].
@@ -85,7 +85,7 @@ impl RowKernels {
         unsafe { self.launch_of(stream, kernel, (blocks, BLOCK_THREADS), argument) }
     }
 
-    /// Puts `blocks` blocks of `threads` threads of `kernel` into `stream`, as [`launch`](Self::launch) does.
+    /// Enqueues `blocks` blocks of `threads` threads of `kernel` in `stream`, as [`launch`](Self::launch) does.
     ///
     /// # Safety
     /// As [`Module::launch_on`].

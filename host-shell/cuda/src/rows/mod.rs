@@ -352,8 +352,8 @@ impl GpuRows {
         }
     }
 
-    /// Puts a gather into `stream` by `gather`, and the second launch for the rows of `wide`, if there is one: both as one
-    /// operation.
+    /// Enqueues a gather in `stream` by `gather`, and the second launch for the rows of `wide`, if there is one: both
+    /// as one operation.
     ///
     /// # Safety
     /// The conditions are those of [`gather`](Self::gather); in addition, `gather` stores all rows where the request

@@ -119,12 +119,13 @@ impl WideRows {
         }
     }
 
-    /// Returns the second launch, without its output's end; `None` for rows that keep their stored format.
+    /// Returns the parameters of the second launch, except those by which it reports its end; `None` for rows that keep
+    /// their stored format.
     pub fn launch(&self) -> Option<WidenLaunch> {
         self.widened
     }
 
-    /// Puts the second launch into `stream`, as launch `slot`; `named` stays until it has ended.
+    /// Enqueues the second launch in `stream`, as launch `slot`; `named` stays until it has ended.
     ///
     /// # Safety
     /// The rows were gathered before it in the stream. Ids, rows and scales stay valid until it has ended, and for as

@@ -118,7 +118,8 @@ fn translation(host: &SysfsHost, function: &SysfsFunction, notes: &mut SubjectFi
     );
 }
 
-/// Bridges that do not isolate put functions into one group; those that do send peers' traffic up.
+/// Examines the bridges: those that do not isolate put functions into one group; those that do send peers' transfers up
+/// to the root complex.
 fn acs(host: &SysfsHost, function: &SysfsFunction, notes: &mut SubjectFindings) {
     let bridges: Vec<SysfsFunction> = function
         .bridges

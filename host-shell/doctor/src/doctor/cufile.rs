@@ -1,4 +1,4 @@
-//! Findings about cuFile: the library, and its answer.
+//! Findings about cuFile: whether the library can be loaded, and its answer.
 
 use super::finding::{DoctorFinding, FindingSeverity, MACHINE, SubjectFindings};
 use nvme_driver::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! One thing that was looked at, and notes of several about one subject.
+//! A finding, and lists of findings about one subject.
 
 use serde::Serialize;
 
@@ -8,17 +8,17 @@ use serde::Serialize;
 pub enum FindingSeverity {
     /// As it should be.
     Ok,
-    /// Works, and could be better.
+    /// The subject works, but could work better.
     Note,
-    /// Cannot be determined, for example without root.
+    /// The property cannot be determined, for example without root.
     Unknown,
-    /// Something works only in part, or is at risk.
+    /// The subject works only in part, or is at risk.
     Warning,
     /// Something does not work.
     Missing,
 }
 
-/// One thing that was looked at.
+/// One examined property of a subject.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DoctorFinding {
     /// Subject of the finding: "machine", or the PCI address of a controller or GPU.
@@ -36,7 +36,7 @@ pub struct DoctorFinding {
 /// Subject of findings that are not about one device.
 pub(super) const MACHINE: &str = "machine";
 
-/// Notes findings about one subject.
+/// Records findings about one subject.
 pub(super) struct SubjectFindings {
     subject: String,
     pub(super) all: Vec<DoctorFinding>,

@@ -3,7 +3,7 @@
 use super::finding::{DoctorFinding, FindingSeverity, MACHINE, SubjectFindings};
 use nvme_driver::sysfs::SysfsHost;
 
-/// Locked memory that a benchmark with many queues needs.
+/// Bytes of locked memory that a benchmark with many queues needs.
 const ENOUGH: u64 = 64 << 20;
 /// Capability to lock memory without a limit.
 const CAP_IPC_LOCK: u32 = 14;

@@ -1,7 +1,7 @@
-//! What this machine can and cannot do, and what to change: the findings behind `nvme-gpu doctor`.
+//! The abilities of this machine, and the changes that improve them: the findings behind `nvme-gpu doctor`.
 //!
-//! Everything is read through a [`SysfsHost`], nothing is opened for use and nothing is changed; but for CUDA and
-//! cuFile, whose libraries are asked where this machine has them.
+//! Everything is read through a [`SysfsHost`], nothing is opened for use and nothing is changed. The exceptions are
+//! CUDA and cuFile, whose libraries are called if this machine has them.
 
 mod controller;
 #[cfg(feature = "cuda")]
@@ -23,7 +23,7 @@ use finding::MACHINE;
 use nvme_driver::sysfs::{SysfsHost, UsageCensus};
 use serde::Serialize;
 
-/// Everything that was found.
+/// All findings, and the tiers of controllers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
     /// The findings, machine first.
@@ -38,7 +38,7 @@ pub fn nvidia_driver(host: &SysfsHost) -> Option<(String, bool)> {
     Some((driver.version, driver.open))
 }
 
-/// Looks at everything of this machine, and asks libcuda and libcufile.
+/// Examines this machine, and calls libcuda and libcufile.
 pub fn examine_here() -> DoctorReport {
     #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
     let mut report = examine(&SysfsHost::here());
@@ -58,7 +58,7 @@ pub fn examine_here() -> DoctorReport {
     report
 }
 
-/// Looks at everything that files of the system say.
+/// Examines everything that files of the system show.
 pub fn examine(host: &SysfsHost) -> DoctorReport {
     let mut findings = machine::examine(host);
     findings.extend(software::examine(host));
@@ -81,8 +81,7 @@ pub fn examine(host: &SysfsHost) -> DoctorReport {
     DoctorReport { findings, tiers }
 }
 
-/// Sorts findings: the machine's first, then those of each device together, in the order of the
-/// devices.
+/// Sorts findings: the machine's first, then those of each device together, in the order of the devices.
 fn in_order(findings: &mut [DoctorFinding]) {
     let mut subjects: Vec<String> = vec![MACHINE.to_owned()];
     for finding in findings.iter() {

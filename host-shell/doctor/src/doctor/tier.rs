@@ -10,7 +10,8 @@ use serde::Serialize;
 pub struct ControllerVerdict {
     /// The controller's PCI address.
     pub controller: String,
-    /// It can be driven through VFIO or the module nvme_gpu: now, or after `bind`.
+    /// True if the controller can be driven through VFIO or the module nvme_gpu: now, or after
+    /// `bind`.
     pub usable: bool,
     /// The highest tier to expect for sure with a GPU; none without one.
     pub tier: Option<u8>,

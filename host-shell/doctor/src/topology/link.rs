@@ -11,14 +11,14 @@ pub struct LinkRate {
     pub generation: u8,
     /// Lanes.
     pub lanes: u8,
-    /// 10^9 bytes a second each way, before the headers of packets; none for a generation that is not known.
+    /// 10^9 bytes a second in each direction, before the headers of packets; `None` for an unknown generation.
     pub gb_per_s: Option<f64>,
 }
 
 /// The link above a device.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LinkState {
-    /// Rate that it was trained to.
+    /// Rate that the link was trained to.
     pub trained: Option<LinkRate>,
     /// Rate that both ends support, as far as each reports it.
     pub possible: Option<LinkRate>,
@@ -36,7 +36,7 @@ impl From<PcieLink> for LinkRate {
 }
 
 impl LinkState {
-    /// Returns the link above `function`, whose other end is `port`; none when neither says anything.
+    /// Returns the link above `function`, whose other end is `port`; `None` if neither reports a rate.
     pub fn above(function: &SysfsFunction, port: Option<&SysfsFunction>) -> Option<Self> {
         let possible = match (function.capable, port.and_then(|port| port.capable)) {
             (Some(one), Some(other)) => Some(PcieLink {
@@ -52,7 +52,7 @@ impl LinkState {
         })
     }
 
-    /// True if it was trained to less than both ends support.
+    /// True if the link was trained to less than both ends support.
     pub fn is_downtrained(&self) -> bool {
         self.trained
             .zip(self.possible)

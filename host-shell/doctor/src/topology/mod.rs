@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Topology of a machine's controllers and GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MachineTopology {
-    /// The IOMMU is on: there are IOMMU groups.
+    /// True if the IOMMU is on: there are IOMMU groups.
     pub iommu: bool,
     /// Root complexes that have a controller or a GPU below them.
     pub complexes: Vec<RootComplex>,
@@ -42,9 +42,9 @@ pub struct MachineTopology {
 /// A root complex.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RootComplex {
-    /// As Linux names it: pci0000:00.
+    /// Linux's name of the root complex: pci0000:00.
     pub name: String,
-    /// Functions right below it that are left out.
+    /// Number of functions right below the root complex that are left out.
     pub others: usize,
 }
 
@@ -73,9 +73,9 @@ pub enum DeviceKind {
 pub enum AcsState {
     /// It does.
     Redirects,
-    /// It has the capability, and does not.
+    /// The port has the capability, and does not redirect.
     Off,
-    /// It has no such capability.
+    /// The port does not have the capability.
     Absent,
     /// Only root may read that.
     Unknown,
@@ -86,19 +86,19 @@ pub enum AcsState {
 pub struct TopologyDevice {
     /// Its PCI address.
     pub address: String,
-    /// The bridge above it that answers.
+    /// Address of the next bridge above the device.
     pub parent: Option<String>,
-    /// The root complex above it.
+    /// The root complex above the device.
     pub complex: Option<String>,
     /// Its kind.
     pub kind: DeviceKind,
     /// Vendor and device: 144d:a80a.
     pub id: String,
-    /// The name that its driver gives it.
+    /// The name that the driver gives the device.
     pub model: Option<String>,
     /// Its driver.
     pub driver: Option<String>,
-    /// The NUMA node that it is next to.
+    /// The NUMA node to which the device is attached.
     pub node: Option<u32>,
     /// Its IOMMU group.
     pub group: Option<IommuGroup>,
@@ -106,7 +106,7 @@ pub struct TopologyDevice {
     pub acs: Option<AcsState>,
     /// The link above it.
     pub link: Option<LinkState>,
-    /// Functions below it that are left out.
+    /// Number of functions below the device that are left out.
     pub others: usize,
 }
 
@@ -124,7 +124,7 @@ pub struct IommuGroup {
 pub struct ControllerTiers {
     /// Its PCI address.
     pub controller: String,
-    /// Verdicts on driving it by CPU threads.
+    /// Verdicts on driving the controller by CPU threads.
     #[serde(flatten)]
     pub ways: DriverVerdicts,
 }
@@ -144,7 +144,7 @@ pub struct PeerPath {
     pub route: TurningPoint,
     /// Reason for that turning point.
     pub why: String,
-    /// The slowest link of that way.
+    /// The slowest link on that path.
     pub slowest: Option<SlowestLink>,
     /// Tiers 0 to 3.
     pub tiers: Vec<TierVerdicts>,
@@ -217,8 +217,7 @@ fn path_of(
     }
 }
 
-/// Returns controllers, GPUs and the bridges above them; other devices are counted at the bridge
-/// where they are left out.
+/// Returns controllers, GPUs and the bridges above them; other devices are only counted at the bridge above them.
 fn devices(host: &SysfsHost, shape: &FunctionTree) -> (Vec<RootComplex>, Vec<TopologyDevice>) {
     let matters = |one: &&SysfsFunction| one.is_nvme() || nvidia::is_gpu(one);
     let mut kept: BTreeSet<PciAddress> = BTreeSet::new();

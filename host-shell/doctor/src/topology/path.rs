@@ -1,4 +1,4 @@
-//! The way between a GPU and a controller.
+//! The path between a GPU and a controller.
 
 use super::link::LinkState;
 use super::shape::{FunctionTree, is_switch_port};
@@ -12,13 +12,13 @@ use serde::Serialize;
 pub enum PathRelation {
     /// A switch.
     SameSwitch,
-    /// A root port, without a switch below it that both share.
+    /// Both are below one root port, without a common switch.
     SameRootPort,
     /// A root complex.
     SameRootComplex,
-    /// Two root complexes of one NUMA node.
+    /// Their root complexes belong to one NUMA node.
     SameNode,
-    /// Two root complexes whose NUMA nodes are unknown, so they may or may not share one.
+    /// The NUMA nodes of their root complexes are unknown, so they may or may not share one.
     OtherRootComplex,
     /// Two NUMA nodes.
     AcrossNodes,
@@ -32,7 +32,7 @@ pub enum TurningPoint {
     Switch,
     /// In the root complex.
     RootComplex,
-    /// In the switch or in the root complex: ACS of the switch cannot be read.
+    /// The turning point is the switch or the root complex: ACS of the switch cannot be read.
     Unknown,
 }
 
@@ -113,8 +113,8 @@ fn relation(
     }
 }
 
-/// Returns the turning point of transfers of `drive` to a peer below `switch`, and its reason; `below` are the
-/// bridges between it and the two.
+/// Returns the turning point of transfers of `drive` to a peer below `switch`, and its reason; `below` are the bridges
+/// between the switch and the two.
 fn route(
     shape: &FunctionTree,
     drive: &SysfsFunction,

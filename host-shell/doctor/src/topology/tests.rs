@@ -1,4 +1,4 @@
-//! Machines of `fixtures/`: what is found, and the text that a person reads.
+//! Machines of `fixtures/`: their topology, and the text that a person reads.
 
 mod fixture;
 
@@ -104,7 +104,7 @@ fn the_slowest_link_counts_where_transfers_turn_round() {
         let slowest = only_path(name).slowest.unwrap();
         (slowest.address, slowest.link.trained.unwrap().lanes)
     };
-    // The switch's link to the root complex, of 2 lanes, counts only when transfers go there.
+    // The switch's link to the root complex, of 2 lanes, counts only when transfers cross it.
     assert_eq!(slowest("switch"), ("0000:04:00.0".to_owned(), 4));
     assert_eq!(slowest("switch-acs"), ("0000:01:00.0".to_owned(), 2));
     let path = only_path("downtrained");
@@ -147,7 +147,7 @@ fn a_machine_without_devices_says_so() {
     assert!(!topology.iommu && topology.paths.is_empty());
 }
 
-/// What hostile or broken firmware may put into a file of sysfs.
+/// Returns bytes that hostile or broken firmware may put into a file of sysfs.
 fn garbage() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         Just(Vec::new()),
@@ -188,7 +188,7 @@ const ODD_LINKS: [&str; 4] = [
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// No file makes it panic, and what it says stays consistent.
+    /// No content of a file causes a panic, and the reported topology stays consistent.
     #[test]
     fn hostile_files_are_taken_as_they_are(
         machine in 0..MACHINES.len(),
@@ -201,7 +201,7 @@ proptest! {
         let names = host.names("sys/bus/pci/devices");
         let of = |index: usize| format!("sys/bus/pci/devices/{}", names[index % names.len()]);
         for (which, file, content) in &changes {
-            // Where a folder is in the way nothing changes.
+            // If a folder has the file's name, nothing is changed.
             let path = host.path(format!("{}/{}", of(*which), FILES[*file]));
             let _ = std::fs::write(path, content);
         }

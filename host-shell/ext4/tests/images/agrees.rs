@@ -1,4 +1,4 @@
-//! Files read from an image equal those that mke2fs put in, and what the crate ext4-view reads.
+//! Files read from an image equal the files that mke2fs put in, and the files that the crate ext4-view reads.
 
 use crate::image::{Folder, Image, open, read, walk};
 use nvme_ext4::{FileKind, flags};
@@ -60,7 +60,7 @@ fn fill(folder: &Folder) {
     fs::set_permissions(folder.files().join("small"), mode).unwrap();
 }
 
-/// What went in, what we find, and what ext4-view finds are the same.
+/// Checks that the source files, this crate's files and ext4-view's files are the same.
 fn compare(folder: &Folder, image: &Image, what: &str) {
     let volume = image.open();
     let bytes = image.bytes();
@@ -81,7 +81,7 @@ fn compare(folder: &Folder, image: &Image, what: &str) {
         for entry in fs::read_dir(directory).unwrap() {
             let from = entry.unwrap().path();
             if what == "inline" && from.ends_with("hole") {
-                // mke2fs 1.47 makes it empty there.
+                // mke2fs 1.47 makes the file empty in this layout.
                 count += 1;
                 continue;
             }
@@ -134,7 +134,7 @@ fn compare(folder: &Folder, image: &Image, what: &str) {
     assert_eq!(count, found.len(), "{what}");
 }
 
-/// The bytes of the image that extents name are the file's; elsewhere it has zeros.
+/// Checks that the bytes of the image in the extents are the file's; elsewhere the file has zeros.
 fn extents(file: &nvme_ext4::FileData, image: &[u8], expected: &[u8], block: u64, text: &str) {
     if file.inode().has(flags::INLINE_DATA) {
         assert!(matches!(

@@ -1,4 +1,4 @@
-//! Damaged images, and images made to do harm.
+//! Damaged images, and malicious ones.
 
 use crate::image::{Folder, Image, open, read, walk};
 use nvme_ext4::{Ext4, Ext4Error};
@@ -35,7 +35,7 @@ const SUMS: [&str; 6] = [
     "metadata_csum,^resize_inode",
 ];
 
-/// Where the inode of `path` lies.
+/// Returns the offset of the inode of `path`.
 fn inode_place(image: &Image, path: &str) -> usize {
     let said = image.debugfs(&format!("imap {path}"));
     let (_, rest) = said.split_once("located at block ").unwrap();
@@ -253,7 +253,7 @@ fn trees_that_lead_back_into_themselves_end() {
             .replace("inode 15", "inode 12");
         assert!(said.contains(what), "{error}, not {what}");
     }
-    // An empty leaf is none of these.
+    // An empty leaf is valid.
     let empty = patched(&bytes, leaf + 2, &[0; 2]);
     assert!(of_all(&open(&empty).unwrap()).is_ok());
 }
@@ -309,7 +309,7 @@ fn entries_of_directories_are_checked() {
         );
         assert!(error.to_string().contains(what), "{error}, not {what}");
     }
-    // A directory in itself is walked once, and as deep as a path asks.
+    // A directory that contains itself is walked once, but a path may pass through it any number of times.
     image.debugfs("ln /a /a/b/above");
     let volume = image.open();
     assert!(of_all(&volume).is_ok());
@@ -390,7 +390,7 @@ fn nothing_that_an_image_says_does_harm() {
         let image = folder.image(words, "8M");
         image.index();
         let bytes = image.bytes();
-        // Blocks with metadata: all that are not the same byte throughout and no data of `fragments`.
+        // Blocks with metadata: all blocks that are not uniform and are no data of `fragments`.
         let blocks: Vec<usize> = (0..bytes.len() / 1024)
             .filter(|block| {
                 let block = &bytes[block * 1024..][..1024];

@@ -1,5 +1,5 @@
-//! File systems past 2^32 blocks, made by hand on a device that has no bytes but those that are written here: numbers of
-//! blocks have high halves, and extents that end with the last block are accepted, those that end past it not.
+//! File systems past 2^32 blocks, made by hand on a device that has only the bytes that are written here. Block numbers
+//! have high halves; extents that end with the last block are accepted, extents that end past it are not.
 
 use nvme_ext4::{Ext4, Ext4Error, SourceError, VolumeSource};
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 6 << 32;
 const INODES: u32 = 48;
 const PER_GROUP: u32 = 16;
-/// Where inodes of the groups lie, the directory, and the data of files.
+/// Blocks of the groups' inode tables, of the directory, and of the files' data.
 const TABLES: [u64; 3] = [5 << 32 | 7, 3 << 32 | 9, BLOCKS - 1];
 const DIRECTORY: u64 = 4 << 32 | 1000;
 
@@ -111,7 +111,7 @@ fn directory(names: &[(&str, u32)]) -> Vec<u8> {
     block
 }
 
-/// A file system with files in its root directory: inode, size and the root of its extents.
+/// Makes a file system with files in its root directory: name, inode, size and the root of its extents.
 fn made(files: &[(&str, u32, u64, Vec<u8>)]) -> Sparse {
     let mut device = Sparse::default();
     let at = 1024;
@@ -143,7 +143,7 @@ fn blocks_past_2_32_are_found_by_both_halves_of_their_numbers() {
     let tree = node(1, 4, &[index(0, leaf)]);
     let mut device = made(&[
         ("tree", 13, 2 * BLOCK, tree),
-        // In the second and third group.
+        // Files whose inodes lie in the second and third group.
         (
             "second",
             17,
@@ -241,7 +241,7 @@ fn what_ends_with_the_last_block_is_read_and_one_block_more_is_refused() {
     assert_eq!(file_at(BLOCKS - 2, 2).unwrap(), 5);
     corrupt(file_at(BLOCKS - 1, 2), "2 blocks from 0 on in block");
     corrupt(file_at(BLOCKS, 1), "1 blocks from 0 on in block");
-    // A node of a tree in the last block, and behind it.
+    // A node of a tree lies in the last block, or behind it.
     let tree_at = |leaf: u64| {
         let root = node(1, 4, &[index(0, leaf)]);
         let mut device = made(&[("tree", 12, BLOCK, root)]);
@@ -249,7 +249,7 @@ fn what_ends_with_the_last_block_is_read_and_one_block_more_is_refused() {
         let volume = device.open();
         volume.lookup("tree").and_then(|inode| volume.file(&inode))
     };
-    // The last block holds inodes of the third group here, which is not looked at.
+    // The last block holds inodes of the third group, which this test does not read.
     assert!(tree_at(BLOCKS - 1).is_ok());
     corrupt(tree_at(BLOCKS), "block 25769803776 of 25769803776");
     // Inodes of a group.

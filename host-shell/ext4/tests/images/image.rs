@@ -1,4 +1,4 @@
-//! Images made by e2fsprogs.
+//! Images that e2fsprogs makes.
 
 use nvme_ext4::{Ext4, FileInode, FileKind, SourceError};
 use std::fs;
@@ -6,12 +6,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A folder that goes with the test.
+/// A folder that is removed at the end of the test.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
     pub fn new(name: &str) -> Self {
-        // mke2fs waits for the disk, where there is one.
+        // mke2fs waits for the disk, so that a folder in memory is used if there is one.
         let memory = PathBuf::from("/dev/shm");
         let parent = match memory.is_dir() {
             true => memory,
@@ -23,7 +23,7 @@ impl Folder {
         Self(folder)
     }
 
-    /// Where the files lie that the image gets.
+    /// Returns the folder of the files that are put into the image.
     pub fn files(&self) -> PathBuf {
         self.0.join("files")
     }
@@ -73,7 +73,7 @@ impl Drop for Folder {
 
 fn tool(name: &str) -> Command {
     let mut tool = Command::new(name);
-    // Not on the path of everybody.
+    // The tools' folder is not on every user's path.
     let path = std::env::var("PATH").unwrap_or_default();
     tool.env("PATH", format!("{path}:/usr/sbin:/sbin"));
     tool
@@ -100,7 +100,7 @@ impl Image {
         run(tool("debugfs").args(["-w", "-R", command]).arg(&self.path))
     }
 
-    /// Gives directories an index of hashes.
+    /// Makes e2fsck give directories an index of hashes.
     pub fn index(&self) {
         run(tool("e2fsck").args(["-f", "-y", "-D"]).arg(&self.path));
     }

@@ -1,4 +1,4 @@
-//! What tools can make of a file system, and what a driver has to refuse.
+//! Unusual but valid file systems, and features that a reader has to refuse.
 
 use crate::image::{Failing, Folder, open, read};
 use nvme_ext4::{DataRefusal, Ext4, Ext4Error, FileKind, flags};
@@ -11,7 +11,7 @@ fn simple(name: &str) -> Folder {
     folder
 }
 
-/// Sets flags of a file beside those that it has.
+/// Sets flags of a file in addition to those that it has.
 fn set_flags(image: &crate::image::Image, path: &str, more: u32) {
     let flags = image.open().lookup_link(path).unwrap().flags | more;
     image.debugfs(&format!("set_inode_field {path} flags {flags:#x}"));
@@ -65,7 +65,7 @@ fn unwritten_extents_are_zeros_and_shown() {
     // 20 blocks of data; the file ends inside of block 48.
     assert_eq!((written, unwritten), (20 << 10, 29 << 10), "{extents:?}");
     assert_eq!(file.place(), None);
-    // What the device has there is not the file's.
+    // The bytes of the device in unwritten extents are not the file's.
     let mut bytes = image.bytes();
     for one in extents.iter().filter(|one| !one.is_written) {
         bytes[one.place as usize..(one.place + one.bytes) as usize].fill(0xEE);
@@ -106,7 +106,7 @@ fn files_that_cannot_be_read_are_refused_one_by_one() {
         DataRefusal::Compressed,
     );
 
-    // Directories have block maps there, too: the first path ends the attempt.
+    // Directories have block maps there, too, so that the first path is refused.
     let image = folder.image(&["-t", "ext4", "-O", "^extents,^64bit"], "8M");
     let volume = image.open();
     let error = volume.lookup("file").unwrap_err();
@@ -174,7 +174,7 @@ fn features_that_are_not_read_end_the_opening() {
     assert!(open(&bytes).unwrap().lookup("file").is_ok());
     bytes[1024 + 0x3A] &= !1;
     unsupported(&bytes, "mounted for writing elsewhere");
-    // Unknown features that only writers have to know are no reason.
+    // Unknown features that only writers have to understand are no reason to refuse.
     let mut bytes = plain.clone();
     bytes[1024 + 0x67] |= 0x80;
     assert!(open(&bytes).unwrap().lookup("file").is_ok());

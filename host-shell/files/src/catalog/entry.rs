@@ -17,7 +17,7 @@ pub struct TensorEntry {
     pub shape: Vec<u64>,
     /// First byte in the file, or in the store.
     pub offset: u64,
-    /// Its bytes, in the order of C.
+    /// Bytes of the value, in the order of C.
     pub bytes: u64,
 }
 
@@ -76,7 +76,7 @@ impl TensorEntry {
 /// A file of a catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CatalogFile {
-    /// Its name, without its folder.
+    /// Name of the file, without its folder.
     pub name: String,
     /// Offset of the first byte.
     pub offset: u64,

@@ -1,5 +1,5 @@
-//! GGUF: keys with typed values, descriptions of tensors, and their data at aligned places. Nothing of a file
-//! is trusted: counts and lengths are compared with the file's size before memory is taken for them.
+//! GGUF: keys with typed values, descriptions of tensors, and their data at aligned offsets. Nothing in a file is
+//! trusted: counts and lengths are compared with the file's size before memory is allocated for them.
 //!
 //! ggml, docs/gguf.md, versions 2 and 3, little-endian.
 
@@ -30,7 +30,7 @@ const MOST_ALIGNMENT: u64 = 1 << 30;
 const CHUNK: u64 = 64 << 10;
 const MOST_CHUNK: u64 = 4 << 20;
 
-/// True if `head`, the start of a file, is of this format.
+/// True if `head`, the start of a file, is in this format.
 pub fn is_likely(head: &[u8]) -> bool {
     head.starts_with(MAGIC)
 }

@@ -26,9 +26,9 @@ impl Catalog {
     ///
     /// # Errors
     /// [`Error::Usage`] for a file of no known format and for one that does not fit; [`Error::File`];
-    /// [`Error::Mismatch`] for bytes that came back otherwise, also of a file that changed meanwhile;
-    /// [`Error::Interrupted`] when `on_progress` ended it; else those of the store. Part of the range may have been
-    /// written then.
+    /// [`Error::Mismatch`] if bytes that were read back differ, also for a file that changed meanwhile;
+    /// [`Error::Interrupted`] when `on_progress` ended it; else the errors of the store. Part of the range may have
+    /// been written then.
     pub fn import(
         store: &Store,
         path: &Path,

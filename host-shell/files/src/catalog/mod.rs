@@ -1,4 +1,5 @@
-//! What a file of tensors holds: names, types, shapes and places, from its header alone; and its way onto a store.
+//! The content of a file of tensors: names, types, shapes and offsets, from its header alone; and the import of the
+//! file into a store.
 //!
 //! ```
 //! use nvme_files::Catalog;

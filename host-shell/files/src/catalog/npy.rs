@@ -9,7 +9,7 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// to.
 const MOST: u64 = 1 << 16;
 
-/// True if `head`, the start of a file, is of this format.
+/// True if `head`, the start of a file, is in this format.
 pub fn is_likely(head: &[u8]) -> bool {
     head.starts_with(MAGIC)
 }

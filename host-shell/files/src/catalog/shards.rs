@@ -27,10 +27,10 @@ struct ShardIndex {
     weight_map: JsonPairs<String>,
 }
 
-/// Open files, and the catalog of all of them.
+/// Open files, and the catalog of their tensors.
 pub(super) struct OpenCatalog {
     pub catalog: Catalog,
-    /// Each file and where it begins.
+    /// Each file and its first byte in the concatenation of the files.
     pub files: Vec<(FileSource, u64)>,
 }
 
@@ -74,8 +74,8 @@ pub(super) fn open(path: &Path) -> Result<OpenCatalog> {
     }
 }
 
-/// Returns the files that `path` stands for, and where each begins when they lie one after another: those of
-/// the index of a model, or of a split GGUF by its first part. None for any other file, whatever is in it.
+/// Returns the files of the model that `path` names, and their first bytes when they lie one after another: the files
+/// of an index, or of a split GGUF whose first part is named. `None` for any other file, whatever its content.
 ///
 /// # Errors
 /// As [`Catalog::of_file`], for an index and for parts.
@@ -100,7 +100,7 @@ pub fn set_of(path: &Path) -> Result<Option<Vec<(PathBuf, u64)>>> {
     ))
 }
 
-/// Files of an index that were opened so far.
+/// Files of an index that have been opened.
 struct ShardFiles {
     catalog: Catalog,
     entries: Vec<TensorEntry>,
@@ -108,7 +108,7 @@ struct ShardFiles {
 }
 
 impl ShardFiles {
-    /// Adds the file `name` and those of its tensors that the index has there, which are taken from `of_tensor`.
+    /// Adds the file `name` and those of its tensors that the index assigns to it; they are removed from `of_tensor`.
     fn add(
         &mut self,
         folder: &Path,

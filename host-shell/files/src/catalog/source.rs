@@ -1,4 +1,4 @@
-//! Where the bytes of a file of tensors come from.
+//! Sources of the bytes of a file of tensors: a file or a store.
 
 use crate::files::open_regular;
 use nvme_driver::error::{Error, Result};
@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 pub(super) enum HeaderFault {
     /// Fault of the file, as the end of a sentence that begins with its name.
     Format(String),
-    /// The file is intact and is not read: the reason, as the end of such a sentence, and the remedy.
+    /// The file is intact but cannot be read: the reason, as the end of a sentence with the file's name, and the
+    /// remedy.
     Refused(String, String),
-    /// More bytes follow than the header describes.
+    /// The file has more bytes than the header describes.
     Longer {
         /// Bytes that the header describes.
         described: u64,
@@ -31,7 +32,7 @@ impl HeaderFault {
         Self::Refused(what, remedy.to_owned())
     }
 
-    /// Rewords the fault by `with`; errors of reads stay as they are.
+    /// Changes the text of the fault by `with`; errors of reads are unchanged.
     pub fn map(self, with: impl FnOnce(String) -> String) -> Self {
         match self {
             Self::Format(text) => Self::Format(with(text)),
@@ -87,11 +88,10 @@ pub trait HeaderSource {
     /// Reads `data.len()` bytes from byte `offset` on.
     ///
     /// # Errors
-    /// Those of the file or device, which name it.
+    /// The errors of the file or device, which name it.
     fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()>;
 
-    /// True if the file ends where the source does: bytes after the ones that its header describes are an error
-    /// then.
+    /// True if the file ends where the source does: bytes after those that its header describes are an error then.
     fn is_exact(&self) -> bool {
         true
     }
@@ -163,8 +163,8 @@ pub(crate) struct StoreSource<'a> {
 }
 
 impl<'a> StoreSource<'a> {
-    /// Returns all from byte `offset` on. A regular file has no other bytes than those of the file of tensors;
-    /// how long a file on a drive is only its header says.
+    /// Returns the source of all bytes from byte `offset` on. A regular file has no bytes but those of the file of
+    /// tensors; on a drive only the header tells the file's length.
     ///
     /// # Errors
     /// [`Error::Usage`] for a byte past the store.

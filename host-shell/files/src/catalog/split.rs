@@ -11,7 +11,7 @@ use nvme_store::Store;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-/// Parts begin at multiples of this after the first.
+/// The parts after the first begin at multiples of this number of bytes.
 pub const ALIGNMENT: u64 = 4096;
 /// The most parts: their numbers have 16 bits in the files and five digits in their names.
 const MOST: u64 = 65_535;
@@ -25,12 +25,12 @@ const GET_AGAIN: &str = "get all parts of the model again, into one folder and u
 impl Catalog {
     /// Returns the tensors of a file that lies in `store` from byte `offset` on, at their places in the store.
     ///
-    /// In a store that is a regular file (`file:PATH`) the file ends where the store does. How long a file on a drive is
-    /// only its header says; [`of_range`](Self::of_range) compares that with a size. The parts of a split GGUF are found
-    /// one after another, as [`import`](Self::import) writes them.
+    /// In a store that is a regular file (`file:PATH`) the file ends where the store does. On a drive only the header
+    /// tells the file's length; [`of_range`](Self::of_range) compares it with a given size. The parts of a split GGUF
+    /// are found one after another, as [`import`](Self::import) writes them.
     ///
     /// # Errors
-    /// Those of the store, and as [`of`](Self::of).
+    /// The errors of the store, and as [`of`](Self::of).
     pub fn of_store(store: &Store, offset: u64) -> Result<Self> {
         in_store(&StoreSource::from(store, offset)?).map(|found| found.at(offset))
     }
@@ -48,9 +48,9 @@ impl Catalog {
     /// Returns the tensors of a file whose bytes are `source`.
     ///
     /// # Errors
-    /// [`Error::Usage`] for what is no file of a known format, is not complete, or is longer than its header says where
-    /// the source [ends with the file](HeaderSource::is_exact); for a part of a split GGUF; those of the source for
-    /// bytes that were not read.
+    /// [`Error::Usage`] for a file of no known format, for one that is not complete, or is longer than its header says
+    /// if the source [ends with the file](HeaderSource::is_exact); for a part of a split GGUF; the errors of the source
+    /// for bytes that were not read.
     pub fn of(source: &dyn HeaderSource) -> Result<Self> {
         let found = Self::alone(source)?;
         let part = SplitPart::of(&found);
@@ -75,7 +75,7 @@ impl SplitPart {
     /// Reads the position from the keys of `file`; `None` for a model in one file.
     ///
     /// # Errors
-    /// For impossible keys, as the end of a sentence that begins with the file's name.
+    /// The fault of impossible keys, as the end of a sentence that begins with the file's name.
     pub fn of(file: &Catalog) -> std::result::Result<Option<Self>, String> {
         let keys = file.metadata().iter();
         let keys: Vec<_> = keys.filter(|(key, _)| key.starts_with("split.")).collect();
@@ -138,7 +138,7 @@ pub fn wrong(what: String) -> HeaderFault {
     HeaderFault::unknown(what, GET_AGAIN)
 }
 
-/// Parts that were found so far, one after another.
+/// Parts that have been found, one after another.
 struct JoinedParts {
     all: Catalog,
     entries: Vec<TensorEntry>,
@@ -181,7 +181,7 @@ impl JoinedParts {
     /// Adds the next part, which begins at `offset`.
     ///
     /// # Errors
-    /// Its fault, as the end of a sentence that begins with its name.
+    /// The fault of the part, as the end of a sentence that begins with its name.
     fn add(
         &mut self,
         next: Catalog,
@@ -233,7 +233,7 @@ impl JoinedParts {
     }
 
     /// # Errors
-    /// For another number of tensors than the parts say.
+    /// An error if the number of tensors is another one than the parts say.
     fn finish(self) -> std::result::Result<Catalog, String> {
         let have = self.entries.len() as u64;
         match have == self.part.tensors {
@@ -340,11 +340,12 @@ impl<'a> SplitNames<'a> {
     }
 }
 
-/// Opens the parts of the split GGUF whose first part is `file`, the open file at `path`; each with where it
-/// begins.
+/// Opens the parts of the split GGUF whose first part is `file`, the open file at `path`; returns each with its first
+/// byte.
 ///
 /// # Errors
-/// [`Error::Usage`] for another part than the first, for parts that are missing, and for those that do not go together.
+/// [`Error::Usage`] for another part than the first, for parts that are missing, and for parts that do not belong
+/// together.
 pub fn open(
     path: &Path,
     file: FileSource,

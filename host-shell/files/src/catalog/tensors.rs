@@ -25,7 +25,7 @@ impl TensorList {
         &self.entries
     }
 
-    /// Gives the tensors without the index, to add others.
+    /// Returns the tensors without the index, so that others can be added.
     pub fn into_entries(self) -> Vec<TensorEntry> {
         self.entries
     }

@@ -329,7 +329,7 @@ mod onto_a_store {
     use nvme_store::StoreOptions;
     use std::ops::ControlFlow;
 
-    /// On a loaded machine a command takes long: none times out.
+    /// On a busy machine a command takes long; with this time-out none expires.
     fn open(device: &str) -> Store {
         let options = StoreOptions {
             timeout: std::time::Duration::from_secs(120),
@@ -414,7 +414,8 @@ mod onto_a_store {
                     }
                 }
             }
-            // How long a file on a drive is, only its header says; a larger file says where it ends.
+            // On a drive only the header tells the file's length; a larger regular file is refused with the place of
+            // its end.
             drive.write_at(4097, &glued).unwrap();
             assert!(Catalog::of_store(&drive, 4097).is_ok());
             let file = Temporary::new(name, &[&[7; 99], &whole[..], &[7; 99]].concat());

@@ -64,7 +64,7 @@ pub fn named_by(text: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Returns the files that the device `text` lies in: for a stripe those of each member.
+/// Returns the files in which the device `text` lies: for a stripe the files of each member.
 fn of_device(text: &str) -> Vec<PathBuf> {
     if let Some(members) = text.strip_prefix("stripe:") {
         let members = members.split("?stripe=").next().unwrap_or_default();
@@ -152,7 +152,7 @@ mod tests {
                 check_apart(&path(output), &[input]).unwrap();
             }
         }
-        // What is not there yet is compared by its folder and name.
+        // A file that does not exist yet is compared by its folder and name.
         let new = folder.join(".").join("new");
         assert!(check_apart(&new, &[text("new")]).is_err());
         check_apart(std::path::Path::new("/dev/null"), &["/dev/null"]).unwrap();

@@ -38,7 +38,7 @@ const SIGNATURES: [(u64, &[u8], &str); 22] = [
     (0, b"QFI\xFB", "an image of the format qcow2"),
     (0, b"GGUF", "a GGUF file"),
     (0, b"\x93NUMPY", "an array of numpy"),
-    // Each uberblock of a ZFS begins so; the first one may be any of them.
+    // Each uberblock of a ZFS begins with these bytes; the first valid one may be any of them.
     (131_072, &[0x0C, 0xB1, 0xBA, 0x00], "a ZFS"),
 ];
 

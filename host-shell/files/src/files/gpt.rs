@@ -25,7 +25,7 @@ pub struct GptPartition {
     pub kind: String,
     /// Its own GUID.
     pub guid: String,
-    /// Its first byte on the device.
+    /// First byte of the partition on the device.
     pub offset: u64,
     /// Its bytes.
     pub bytes: u64,

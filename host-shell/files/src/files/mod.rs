@@ -1,9 +1,9 @@
-//! Files on a drive that no kernel mounts: partitions, ext4, and where a file's data lie in the store.
+//! Files on a drive that no kernel mounts: partitions, ext4, and the ranges of the store in which a file's data lie.
 //!
 //! - [`FileLocation`]: `DEVICE:/path`, with `part=N` in the device.
 //! - [`PartitionTable`]: the GPT of a drive.
-//! - [`Ext4Volume`]: the ext4 of a store or partition; [`DriveFile`]: a file of it.
-//! - [`MountedFile`]: an immutable file of an ext4 that Linux has mounted, and where its data lie on the device;
+//! - [`Ext4Volume`]: the ext4 of a store or partition; [`DriveFile`]: a file in it.
+//! - [`MountedFile`]: an immutable file of an ext4 that Linux has mounted, and the extents of its data on the device;
 //!   [`PlacedFile`]: the same with a store that reads them.
 
 mod apart;

@@ -60,7 +60,7 @@ impl StoreRange {
     }
 }
 
-/// Partitions with their sizes and names, for people.
+/// Formats partitions with their sizes and names, for people.
 pub fn list(found: &PartitionTable) -> String {
     let text = |one: &GptPartition| {
         let size = nvme_units::bytes(one.bytes);

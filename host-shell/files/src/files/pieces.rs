@@ -1,4 +1,4 @@
-//! Where bytes of a file lie, by its extents.
+//! The ranges in which bytes of a file lie, by its extents.
 
 use nvme_driver::error::{Error, Result};
 use nvme_ext4::FileExtent;
@@ -20,7 +20,8 @@ pub fn of(
     let end = end.filter(|end| *end <= len);
     let mut pieces = Vec::<Range<u64>>::new();
     let mut at = offset;
-    // They are in the order of the file; a file has many, and a model asks for each of its tensors.
+    // Extents are in the order of the file. A search finds the first one, because a file has many, and a model asks for
+    // each of its tensors.
     let first = first_past(extents, offset);
     for extent in extents[first..].iter().filter(|one| one.is_written) {
         if Some(at) == end {
@@ -55,8 +56,8 @@ pub fn first_past(extents: &[FileExtent], offset: u64) -> usize {
     extents.partition_point(|one| one.logical.saturating_add(one.bytes) <= offset)
 }
 
-/// Returns the first byte of `pieces`, if it is one; they are those of `bytes` bytes from byte `offset` of the
-/// file at `path` on.
+/// Returns the first byte of `pieces`, if there is exactly one piece. `pieces` are the ranges of `bytes` bytes from
+/// byte `offset` of the file at `path` on.
 ///
 /// # Errors
 /// [`Error::Usage`] for several pieces, or none.
@@ -130,7 +131,7 @@ mod tests {
         assert_eq!(pieces, [12_287..12_288, 0..1]);
     }
 
-    /// What no block holds is zeros, whatever lies at a place that was worked out for it.
+    /// Bytes that no block holds are zeros, whatever lies at a computed offset.
     #[test]
     fn bytes_in_a_hole_or_never_written_have_no_place() {
         for (offset, bytes) in [(8192, 1), (8191, 2), (4096, 8193), (12_287, 2)] {

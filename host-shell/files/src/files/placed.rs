@@ -35,7 +35,7 @@ impl PlacedFile {
     /// file.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a store with another file system, or one that is too short; those of
+    /// [`Error::Usage`] for a store with another file system, or one that is too short; the errors of
     /// [`StoreRange::partition`] and of the store.
     pub fn new(file: MountedFile, store: &Arc<Store>, part: Option<u32>) -> Result<Self> {
         let part = match part {
@@ -94,7 +94,7 @@ impl PlacedFile {
         pieces::of(&self.extents, self.len(), offset, bytes, &self.path)
     }
 
-    /// As [`DriveFile::place`](crate::files::DriveFile::place).
+    /// Returns the place of bytes, as [`DriveFile::place`](crate::files::DriveFile::place) does.
     ///
     /// # Errors
     /// [`Error::Usage`] for bytes in several pieces, in a hole or past the end.

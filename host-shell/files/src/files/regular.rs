@@ -1,4 +1,4 @@
-//! Regular files of this machine, and nothing else by their names.
+//! Opens regular files of this machine; a name of anything else is refused.
 
 use nvme_driver::error::{Error, Result};
 use std::fs::{File, FileType, Metadata};

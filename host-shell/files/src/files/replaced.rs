@@ -1,4 +1,4 @@
-//! Atomic replacement of a file: it is written as a whole, or stays unchanged.
+//! Atomic replacement of a file: either all of it is written, or it stays unchanged.
 
 use nvme_driver::error::{Error, Result};
 use std::fs::{self, File};

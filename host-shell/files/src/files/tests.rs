@@ -10,7 +10,7 @@ use nvme_store::StoreOptions;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The image of a seed: its size, then numbers of blocks with what they hold.
+/// Returns the image of a seed of the fuzzer: the seed has the image's size, then numbers of blocks with their content.
 fn image(seed: &str) -> Vec<u8> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/ext4");
     let seed = std::fs::read(corpus.join(seed)).unwrap();
@@ -121,7 +121,7 @@ fn a_damaged_table_is_said_and_a_missing_partition_lists_the_others() {
         }
         other => panic!("{other:?}"),
     }
-    // A file has no blocks: both sizes are tried.
+    // A file has no block size, so that both sizes are tried.
     let path = std::env::temp_dir().join(format!("nvme-gpu-part-{}", std::process::id()));
     std::fs::write(&path, parted()).unwrap();
     let file = Store::open(path.to_str().unwrap(), &StoreOptions::default());
@@ -187,7 +187,7 @@ fn errors_keep_their_kinds() {
 
 #[test]
 fn a_header_that_the_drive_cannot_read_is_an_error_of_the_drive() {
-    // The first fault that lets the file be opened meets the first read of its header.
+    // The first fault that lets the file be opened hits the first read of its header.
     let failed = (1..1000).find_map(|nth| {
         let device = format!("sim:mem?size=1MiB&fault=status:0x281@op=read,nth={nth}");
         let failing = store(&device, &image("plain"));
@@ -231,7 +231,7 @@ fn layers_of_a_file_in_pieces_are_read_from_each() {
     // Rows of a table lie together.
     let refused = file.table(catalog.get("m.layers.0.w").unwrap());
     assert!(matches!(refused, Err(Error::Usage { .. })), "{refused:?}");
-    // No block of the store holds the zeros of a hole.
+    // The zeros of a hole lie in no block of the store.
     let sparse = store("sim:mem?size=1MiB", &image("fragments"));
     let volume = Ext4Volume::open(&sparse, None).unwrap();
     let layers = ModelLayers::of_ranges([("first", 0..1024), ("hole", 0..2048)]).unwrap();

@@ -13,7 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The ext4 of a store or of one of its partitions. Only read; nothing else may change it meanwhile.
+/// The ext4 of a store or of one of its partitions. It is only read; nothing else may change it meanwhile.
 ///
 /// Copies are handles of the same one. Paths begin at the root of the file system and are bytes, as its names are.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ struct VolumeInner {
 pub struct DriveFile {
     volume: Ext4Volume,
     file: FileData,
-    /// None for a small file whose data lie in its inode.
+    /// `None` for a small file whose data lie in its inode.
     extents: Option<Vec<FileExtent>>,
     path: String,
 }
@@ -41,8 +41,8 @@ impl Ext4Volume {
     /// Opens the ext4 on all of `store`, or on its partition `part`.
     ///
     /// # Errors
-    /// [`Error::Device`] for what is no ext4, has features that are not read, or is damaged; those of
-    /// [`StoreRange::partition`] and of the store.
+    /// [`Error::Device`] for something other than an ext4, for one with unsupported features, and for a damaged one;
+    /// the errors of [`StoreRange::partition`] and of the store.
     pub fn open(store: &Arc<Store>, part: Option<u32>) -> Result<Self> {
         let (part, damage) = match part {
             None => (StoreRange::whole(store), None),
@@ -75,8 +75,8 @@ impl Ext4Volume {
     /// Returns the inode that `path` names. Links are followed.
     ///
     /// # Errors
-    /// [`Error::File`] where there is none; [`Error::Usage`] for a path through what is no directory, for links without
-    /// an end and for encrypted directories; [`Error::Device`] for a damaged file system.
+    /// [`Error::File`] if there is no such file; [`Error::Usage`] for a path through something other than a directory,
+    /// for endless links and for encrypted directories; [`Error::Device`] for a damaged file system.
     pub fn stat(&self, path: impl AsRef<[u8]>) -> Result<FileInode> {
         let path = path.as_ref();
         let found = self.inner.ext4.lookup(path);
@@ -139,8 +139,8 @@ impl Ext4Volume {
     /// Returns the file at `path`.
     ///
     /// # Errors
-    /// As [`stat`](Self::stat); [`Error::Usage`] for what is no regular file, and for one that is encrypted, compressed,
-    /// or has a block map of ext2 in place of extents.
+    /// The errors of [`stat`](Self::stat); [`Error::Usage`] for something other than a regular file, and for one that
+    /// is encrypted, compressed, or has a block map of ext2 instead of extents.
     pub fn file(&self, path: impl AsRef<[u8]>) -> Result<DriveFile> {
         let inode = self.stat(&path)?;
         self.file_of(&inode, &text(path.as_ref()))
@@ -247,7 +247,7 @@ impl DriveFile {
     /// Checks that the file is still the one that was opened, unchanged.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if not; those of the store.
+    /// [`Error::Mismatch`] if not; the errors of the store.
     pub fn check_unchanged(&self) -> Result<()> {
         let checked = self.ext4().check_unchanged(&self.file);
         checked.map_err(|error| of_ext4(error, &self.path))

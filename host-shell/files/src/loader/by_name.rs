@@ -95,8 +95,8 @@ fn of_longest<'a>(tensors: &'a [TensorEntry], prefixes: &[&str]) -> Vec<Vec<&'a 
     tensors.sort_by_key(|entry| entry.name.as_str());
     let mut places: Vec<usize> = (0..prefixes.len()).collect();
     places.sort_by_key(|place| prefixes[*place]);
-    // In the order of names a prefix comes before all that begin with it: those that the current name begins with are
-    // on a stack, the longest on top.
+    // In the order of names a prefix comes before all names that begin with it: the names with which the current name
+    // begins are on a stack, the longest on top.
     let mut stack: Vec<usize> = Vec::new();
     let mut places = places.into_iter().peekable();
     let close = |stack: &mut Vec<usize>, name: &str| {
@@ -152,7 +152,7 @@ mod tests {
         }
     }
 
-    /// As many tensors as a header of a few megabytes has, each with another stem.
+    /// Returns as many tensors as a header of a few megabytes has, each with another stem.
     fn many() -> Vec<TensorEntry> {
         let names = (0..200_000u64).map(|one| (format!("stem{one}.{}.w", one % 7), one * 8));
         names.map(|(name, offset)| entry(name, offset)).collect()

@@ -7,12 +7,12 @@ use nvme_driver::error::{Error, Result};
 use std::ops::Range;
 
 impl LayerPlan {
-    /// Returns the chunks by which it is verified, in the order of its memory; none without a manifest.
+    /// Returns the chunks by which the layer is verified, in the order of its memory; none without a manifest.
     pub fn chunks(&self) -> &[LayerChunk] {
         &self.chunks
     }
 
-    /// Returns the number of bytes of it that are verified.
+    /// Returns the number of bytes of the layer that are verified.
     pub fn verified_bytes(&self) -> u64 {
         self.chunks
             .iter()
@@ -20,7 +20,7 @@ impl LayerPlan {
             .sum()
     }
 
-    /// Returns the ranges to verify: the layer's tensors, or all of its bytes where it has none.
+    /// Returns the ranges to verify: the layer's tensors, or all of its bytes if it has none.
     fn to_verify(&self) -> Vec<(u64, u64)> {
         match self.tensors().is_empty() {
             true => self

@@ -13,7 +13,7 @@ pub struct LayerChunk {
     pub chunk: ManifestChunk,
 }
 
-/// Compares the chunks in `memory`, that of a layer, by the CPU.
+/// Compares the chunks in `memory`, the memory of a layer, by the CPU.
 ///
 /// # Errors
 /// [`Error::Mismatch`] for the first that is another one.

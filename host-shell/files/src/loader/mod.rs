@@ -2,9 +2,10 @@
 //! the program requests their layers.
 //!
 //! - [`ModelLayers`]: the bytes of each layer, from a [`Catalog`](crate::Catalog) or from ranges.
-//! - [`LayerLoader`]: slots, and reads ahead in an order that is given or learned.
+//! - [`LayerLoader`]: slots, and reads ahead in an order that the caller passes or that the loader learns.
 //! - [`LoadedLayer`]: a loaded layer; its slot is reused after it is dropped.
-//! - [`ModelLayers::verified_by`]: a [`Manifest`](crate::Manifest) by which layers are verified where they were loaded.
+//! - [`ModelLayers::verified_by`]: a [`Manifest`](crate::Manifest) by which layers are verified in the memory into
+//!   which they were loaded.
 //! - [`BatchSampler`]: the rows of each batch of a table, shuffled and divided among processes.
 //!
 //! ```
@@ -188,7 +189,7 @@ impl LayerLoader {
         lock(&self.shared.state).stats
     }
 
-    /// True if the order of the layers is known: it was given, or a pass has ended.
+    /// True if the order of the layers is known: the caller passed it, or a pass has ended.
     pub fn knows_order(&self) -> bool {
         lock(&self.shared.state).course.is_known()
     }
@@ -209,9 +210,9 @@ impl LayerLoader {
     /// streams have to be ordered with this one.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a layer that does not exist, when all slots are held, for a stream that is being
-    /// captured and after [`close`](Self::close). Those of the store, with the name of the layer: of this one,
-    /// and on a GPU of any that was returned before. The call may be repeated.
+    /// [`Error::Usage`] for a layer that does not exist, when all slots are held, for a stream that is being captured
+    /// and after [`close`](Self::close). The errors of the store, with the name of the layer: of this layer, and on a
+    /// GPU of any that was returned before. The call may be repeated.
     pub fn layer_for(&self, index: usize, stream: u64) -> Result<LoadedLayer> {
         let shared = &self.shared;
         if shared.layers.get(index).is_none() {
@@ -263,7 +264,7 @@ impl LayerLoader {
     /// Waits until all layers that callers hold are loaded, `limit` at most. In host memory they always are.
     ///
     /// # Errors
-    /// The first error of them, with the name of its layer; [`Error::Unfinished`] past the limit.
+    /// The first error of a read, with the name of its layer; [`Error::Unfinished`] past the limit.
     pub fn check(&self, limit: Duration) -> Result<()> {
         let begin = Instant::now();
         loop {
@@ -322,7 +323,7 @@ impl LayerLoader {
                 return Err(error);
             }
         }
-        // It may be the last user, and closes the device.
+        // The loader may be the store's last user, so that this closes the device.
         drop(store);
         Ok(())
     }
@@ -384,7 +385,7 @@ impl Drop for LoaderShared {
 }
 
 impl LoaderShared {
-    /// Starts to read `layer` into a cell that nothing uses.
+    /// Starts to read `layer` into a cell that is not in use.
     fn start(
         &self,
         state: &mut LoaderState,
@@ -464,10 +465,10 @@ impl LoaderShared {
     }
 }
 
-/// A layer that was given out: its slot holds it until this is dropped.
+/// A layer that the caller uses: its slot holds it until this is dropped.
 ///
-/// On a GPU it is there for what its stream does from [`LayerLoader::layer_for`] on; work that is in the stream when it is
-/// dropped may still read it.
+/// On a GPU the layer is valid for work of its stream from [`LayerLoader::layer_for`] on; work that is in the stream
+/// when this is dropped may still read it.
 #[must_use = "its slot is read into again when it is dropped"]
 pub struct LoadedLayer {
     shared: Arc<LoaderShared>,
@@ -518,7 +519,7 @@ impl LoadedLayer {
         self.load.address()
     }
 
-    /// True if it lies in GPU memory.
+    /// True if the layer lies in GPU memory.
     pub fn is_on_gpu(&self) -> bool {
         self.shared.gpu.is_some()
     }
@@ -531,8 +532,8 @@ impl LoadedLayer {
     /// Waits until it is loaded, `limit` at most. In host memory it always is.
     ///
     /// # Errors
-    /// Why it could not be read, with its name: what its stream made of it is wrong. [`Error::Unfinished`] past the
-    /// limit.
+    /// The reason why the layer could not be read, with its name: results that its stream computed from it are wrong.
+    /// [`Error::Unfinished`] past the limit.
     pub fn wait(&self, limit: Duration) -> Result<()> {
         self.load.wait(limit)?;
         let mut state = lock(&self.shared.state);
@@ -545,7 +546,7 @@ impl LoadedLayer {
         }
     }
 
-    /// Waits for it, in memory of the host; on a GPU lets its stream wait.
+    /// Waits for a layer in memory of the host; for one on a GPU, makes its stream wait.
     fn come(&mut self) -> Result<()> {
         match &*self.load {
             LayerRead::Host(load) => {
@@ -572,7 +573,7 @@ impl Drop for LoadedLayer {
             && self.is_ordered
             && gpu.used_until_now(room, self.stream).is_err()
         {
-            // The stream is gone: nothing says when the slot is free.
+            // The stream was destroyed: no event tracks its last use of the slot.
             cell.is_lost = true;
         }
     }

@@ -15,7 +15,7 @@ use nvme_store::status::{self, RowStatus};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Cells begin at a multiple of this.
+/// Cells begin at a multiple of this number of bytes.
 const ALIGNMENT: u64 = 4096;
 
 /// Returns the difference between a piece's positions in the store and in memory, modulo 16: it decides the
@@ -36,7 +36,7 @@ pub(super) struct LoaderGpu {
 /// The memory of a cell.
 pub(super) struct GpuRoom {
     address: u64,
-    /// Moments in streams of the caller after which nothing reads it.
+    /// Events in streams of the caller after which nothing reads the cell.
     free: Vec<StreamEvent>,
     /// Events that are not in use.
     spare: Vec<StreamEvent>,
@@ -147,9 +147,9 @@ impl LoaderGpu {
         })
     }
 
-    /// Waits until nothing is read into the memory any more. Freeing it waits for the streams of the caller.
+    /// Waits until no read writes to the memory any more. Freeing it waits for the streams of the caller.
     pub fn finish(&self) {
-        // After a refusal the context is gone, and the memory with it.
+        // If the wait fails, the context was destroyed, and the memory with it.
         let _ = self.stream.finish();
         if let Some(verifier) = &self.verifier {
             verifier.finish();
@@ -186,7 +186,7 @@ impl GpuLoad {
         self.pending.is_settled() && is_verified()
     }
 
-    /// Waits until it has ended, `limit` at most; returns true if it has.
+    /// Waits until the read has ended, `limit` at most; returns true if it has.
     pub fn wait(&self, limit: Duration) -> bool {
         let begin = Instant::now();
         self.pending.settles_within(limit)
@@ -196,7 +196,7 @@ impl GpuLoad {
                 .is_none_or(|verifying| verifying.wait(limit.saturating_sub(begin.elapsed())))
     }
 
-    /// Returns the reason of its failure, once it has ended.
+    /// Returns the reason why the read failed, once it has ended.
     pub fn failure(&self) -> Option<Error> {
         let failed = match self.pending.outcome()? {
             Ok(ended) => ended.failures,

@@ -9,10 +9,10 @@ use nvme_store::{BackgroundOperation, Store, StoreTransfer};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// Layers begin at a multiple of this.
+/// Layers begin at a multiple of this number of bytes.
 const PAGE: usize = 4096;
 
-/// Memory of a cell. The read that fills it, or the layer that is given out, owns it meanwhile.
+/// Memory of a cell. The read that fills it, or the layer that the caller uses, owns it meanwhile.
 pub(super) struct CellBuffer {
     memory: Vec<u8>,
     begin: usize,
@@ -63,9 +63,9 @@ pub(super) fn rooms(bytes: &[u64]) -> Result<Vec<CellOwner>> {
 
 /// Owner of a cell's memory.
 pub(super) enum CellOwner {
-    /// Here.
+    /// The cell itself owns the memory.
     Free(CellBuffer),
-    /// Owned by this read until nothing uses the layer any more.
+    /// This read owns the memory until nothing uses the layer any more.
     Read(Arc<HostLoad>),
 }
 
@@ -88,7 +88,7 @@ struct ReadEnd {
 /// Starts to read a layer into the memory of a cell.
 ///
 /// # Errors
-/// Without a thread, and without memory where a panic of an earlier read took it.
+/// An error if no thread can be started, and if an earlier read panicked and its memory cannot be replaced.
 pub(super) fn start(
     store: &Store,
     plan: &LayerPlan,
@@ -102,7 +102,7 @@ pub(super) fn start(
         let mut transfers = Vec::with_capacity(pieces.len());
         let (mut rest, mut at) = (buffer.bytes_mut(), 0);
         for piece in &pieces {
-            // In the order of their places, and inside of the buffer.
+            // Pieces are in the order of their offsets, and inside of the buffer.
             let (_, behind) = rest.split_at_mut(piece.at as usize - at);
             let (data, behind) = behind.split_at_mut(piece.bytes as usize);
             transfers.push(StoreTransfer::Read(piece.offset, data));
@@ -124,7 +124,7 @@ pub(super) fn start(
 }
 
 impl CellOwner {
-    /// Returns the memory, which nothing else uses any more. Waits for a read that is under way.
+    /// Returns the memory, which nothing else uses any more. Waits for a read that is in progress.
     fn take(&mut self, bytes: u64) -> Result<CellBuffer> {
         let empty = CellBuffer {
             memory: Vec::new(),
@@ -141,19 +141,19 @@ impl CellOwner {
         let end = Arc::into_inner(load).and_then(|load| load.end.into_inner());
         match end.and_then(|end| end.buffer) {
             Some(buffer) => Ok(buffer),
-            // A panic took it.
+            // The read panicked and dropped its buffer.
             None => CellBuffer::new(size),
         }
     }
 }
 
 impl HostLoad {
-    /// Waits until it has ended, `limit` at most; returns true if it has.
+    /// Waits until the read has ended, `limit` at most; returns true if it has.
     pub fn wait(&self, limit: Duration) -> bool {
         self.operation.wait(limit)
     }
 
-    /// Waits for it; why it failed, if it did.
+    /// Waits for the read; returns the reason why it failed, if it did.
     pub fn finish(&self) -> Option<&Error> {
         self.end().error.as_ref()
     }

@@ -4,7 +4,7 @@ use super::plan::ModelLayers;
 use nvme_driver::error::{Error, Result};
 use nvme_store::Store;
 
-/// Limit of the reads under way: a program may run this far ahead of its GPU. Each one keeps an event and a
+/// Largest number of reads in progress: a program may run this far ahead of its GPU. Each one keeps an event and a
 /// launch number.
 pub(super) const MOST_UNDER_WAY: usize = 64;
 
@@ -13,7 +13,7 @@ pub(super) const MOST_UNDER_WAY: usize = 64;
 pub struct LoaderOptions {
     /// Layers that memory holds at a time besides the resident ones. One less is read ahead of one that is in use.
     pub slots: usize,
-    /// Layers that are read ahead, at most; as many as there are slots without it.
+    /// Largest number of layers that are read ahead; without it, the number of slots.
     pub ahead: Option<usize>,
     /// Layers that stay once they are loaded.
     pub resident: ResidentLayers,
@@ -49,7 +49,7 @@ pub enum ResidentLayers {
 /// The order in which layers are asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayerOrder {
-    /// From the first to the last, repeatedly.
+    /// Layers are used from the first to the last, repeatedly.
     Sequential,
     /// The listed layers in this order, repeatedly. A layer may occur several times.
     Given(Vec<usize>),
@@ -60,12 +60,12 @@ pub enum LayerOrder {
 /// Memory for the layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LayerMemory {
-    /// In memory of the store's GPU if it has one, else of the host.
+    /// Memory of the store's GPU if it has one, else of the host.
     #[default]
     Auto,
     /// In memory of the host.
     Host,
-    /// In memory of the store's GPU.
+    /// Memory of the store's GPU.
     Gpu,
 }
 
@@ -96,7 +96,7 @@ fn has_gpu(_: &Store) -> bool {
     false
 }
 
-/// Returns of each layer whether it stays.
+/// Returns for each layer whether it stays in memory.
 pub(super) fn staying(resident: &ResidentLayers, layers: &ModelLayers) -> Vec<bool> {
     match resident {
         ResidentLayers::Layers(these) => {
@@ -122,7 +122,7 @@ pub(super) fn staying(resident: &ResidentLayers, layers: &ModelLayers) -> Vec<bo
 /// Memory of a loader's layers, and the path of their data.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct LoaderPath {
-    /// The device as it was named.
+    /// Name of the device, as the user wrote it.
     pub device: String,
     /// `gpu` or `host`.
     pub memory: &'static str,
@@ -130,7 +130,7 @@ pub struct LoaderPath {
     pub mover: String,
     /// Slots, and bytes of each.
     pub slots: usize,
-    /// Bytes of a slot: those of the longest layer that does not stay.
+    /// Bytes of a slot: the length of the longest layer that does not stay.
     pub slot_bytes: u64,
     /// Layers that stay.
     pub resident: usize,
@@ -188,6 +188,6 @@ pub struct LoaderStats {
     pub reads: u64,
     /// Bytes that were asked of the store for them.
     pub bytes: u64,
-    /// Bytes of them that are compared with a manifest.
+    /// Number of these bytes that are compared with a manifest.
     pub verified: u64,
 }

@@ -1,5 +1,5 @@
-//! Read-ahead schedule of layers: the order in which they are requested is given, or learned from the first pass,
-//! which ends when its first layer is requested again.
+//! Read-ahead schedule of layers: the caller passes the order in which they are requested, or it is learned from the
+//! first pass, which ends when its first layer is requested again.
 
 use super::LayerOrder;
 use nvme_driver::error::{Error, Result};
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 #[derive(Debug)]
 pub(super) struct ReadSchedule {
     layers: usize,
-    /// One pass, after which it begins again; none while it is learned.
+    /// One pass, which is repeated; `None` while it is learned.
     pass: Option<LayerSequence>,
     /// Layers of the first pass so far, while the order is learned.
     seen: Vec<usize>,
@@ -17,7 +17,7 @@ pub(super) struct ReadSchedule {
     place: Option<usize>,
 }
 
-/// Layers in their order, and at which places of it each stands.
+/// Layers in their order, and the positions of each layer in it.
 #[derive(Debug)]
 struct LayerSequence {
     order: Vec<usize>,
@@ -33,7 +33,7 @@ impl LayerSequence {
         Self { order, places }
     }
 
-    /// Returns how many layers come between place `from` and the next place of `layer`.
+    /// Returns the number of layers between position `from` and the next position of `layer`.
     fn distance(&self, from: usize, layer: usize) -> Option<usize> {
         let places = self.places.get(&layer)?;
         let next = places.partition_point(|place| *place < from);
@@ -85,7 +85,8 @@ impl ReadSchedule {
             }
             return;
         };
-        // The next place that has it, from the one behind the last on; where it stays when there is none.
+        // The schedule moves to the next position of the layer, counted from the one behind the last; it stays if the
+        // layer is not in the order.
         let from = self.from(pass);
         if let Some(distance) = pass.distance(from, layer) {
             self.place = Some((from + distance) % pass.order.len());
@@ -119,7 +120,7 @@ impl ReadSchedule {
         }
     }
 
-    /// As long as layers follow one another, the next one probably does.
+    /// Returns the next layer in sequence: as long as layers follow one another, that one is probably next.
     fn next_in_sequence(&self) -> Option<usize> {
         match self.seen[..] {
             [only] => Some(only + 1),
@@ -150,7 +151,7 @@ mod tests {
         assert_eq!(next(&course, 2), [2, 0]);
         course.asked(2);
         assert_eq!(next(&course, 2), [0, 1]);
-        // A layer out of turn: the order continues after it.
+        // If a layer is requested out of turn, the order continues after it.
         course.asked(1);
         assert_eq!(next(&course, 1), [2]);
     }
@@ -162,7 +163,7 @@ mod tests {
             course.asked(asked);
             assert_eq!(next(&course, 1), [then], "after {asked}");
         }
-        // One that is not in the order changes nothing.
+        // A layer that is not in the order changes nothing.
         course.asked(3);
         assert_eq!(next(&course, 1), [2]);
     }

@@ -1,4 +1,4 @@
-//! Layout of layers: the bytes of a store that make a layer, the reads that fetch them, and the positions of the
+//! Layout of layers: the bytes of a store that belong to a layer, the reads that fetch them, and the offsets of the
 //! tensors in the layer's memory.
 
 use super::chunk::LayerChunk;
@@ -43,7 +43,7 @@ pub struct LayerPlan {
     pub(super) chunks: Arc<[LayerChunk]>,
 }
 
-/// A range of the store, and where it goes.
+/// A range of the store, and its offset in the layer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerPiece {
     /// First byte in the store.
@@ -70,7 +70,7 @@ pub struct LayerTensor {
 }
 
 impl LayerPlan {
-    /// Returns its name: the beginning of its tensors' names.
+    /// Returns the layer's name: the beginning of its tensors' names.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -93,7 +93,7 @@ impl LayerPlan {
         self.tensors.get(place)
     }
 
-    /// Returns the number of bytes of memory that it takes.
+    /// Returns the number of bytes of memory that the layer takes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -196,12 +196,12 @@ impl ModelLayers {
         Self::of(layers.collect::<Result<_>>()?)
     }
 
-    /// Translates layers of a file to their positions in the store: `places` returns the ranges that hold a
-    /// number of bytes from an offset of the file on, in their order, as
-    /// [`DriveFile::pieces`](crate::files::DriveFile::pieces) does.
+    /// Translates layers of a file to their offsets in the store: `places` returns the ranges that hold a number of
+    /// bytes from an offset of the file on, in their order, as [`DriveFile::pieces`](crate::files::DriveFile::pieces)
+    /// does.
     ///
     /// # Errors
-    /// Those of `places`, with the name of the layer; [`Error::Internal`] for ranges of another total length.
+    /// The errors of `places`, with the name of the layer; [`Error::Internal`] for ranges of another total length.
     pub fn placed(mut self, places: impl Fn(u64, u64) -> Result<Vec<Range<u64>>>) -> Result<Self> {
         for layer in &mut self.layers {
             let mut pieces = Vec::with_capacity(layer.pieces.len());

@@ -10,11 +10,11 @@ const ROUNDS: u64 = 8;
 /// The rows of each batch of each epoch, worked out from their numbers alone: any epoch, any batch, on any machine.
 ///
 /// Position `p` of an epoch has row `permutation(p mod rows)`. Of `world` processes, process `rank` has the positions
-/// `rank`, `rank + world`, and so on, as `torch.utils.data.DistributedSampler` shares them out: each has as many, for which
-/// the first positions come again at the end, or the last ones are left out.
+/// `rank`, `rank + world`, and so on, as in `torch.utils.data.DistributedSampler`. Each process has the same number of
+/// positions: the first positions are repeated at the end, or the last ones are dropped.
 ///
-/// The permutation is a Feistel network of 8 rounds over the smallest even number of bits that holds the rows; numbers
-/// that are no row go through it again. Its round function is the finalizer of SplitMix64 over the half, keyed by seed,
+/// The permutation is a Feistel network of 8 rounds over the smallest even number of bits that holds the rows; a number
+/// that is no row is permuted again. Its round function is the finalizer of SplitMix64 over the half, keyed by seed,
 /// epoch and round.
 ///
 /// ```
@@ -69,8 +69,8 @@ impl BatchSampler {
         })
     }
 
-    /// Returns the part of process `rank` of `world`. Rows that are left over when they are shared out are left
-    /// out with `drops_uneven`; without it the first ones come again.
+    /// Returns the part of process `rank` of `world`. Rows that cannot be divided evenly are dropped with
+    /// `drops_uneven`; without it the first rows are repeated.
     ///
     /// # Errors
     /// [`Error::Usage`] for a rank that is not below `world`.
@@ -105,7 +105,7 @@ impl BatchSampler {
         }
     }
 
-    /// Batches of this process in an epoch.
+    /// Returns the number of batches of this process in an epoch.
     pub fn batches(&self) -> u64 {
         match self.drops_last {
             true => self.samples() / self.batch,
@@ -256,7 +256,7 @@ mod tests {
         assert!(sampler.shard(2, 2, false).is_err());
     }
 
-    /// No batch is empty but those past the end, and the last one alone may be short.
+    /// No batch is empty except those past the end, and only the last one may be short.
     #[test]
     fn batches_are_full_but_the_last() {
         for (rows, world, batch) in [(10, 4, 2), (10, 4, 1), (11, 3, 3), (7, 2, 3), (3, 5, 1)] {

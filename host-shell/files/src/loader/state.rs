@@ -1,5 +1,5 @@
-//! Memory cells, their layers, and the reads under way. A slot is reused only after the consumer's event and the last
-//! read into it; a failed layer is read again when it is asked for again.
+//! Memory cells, their layers, and the reads in progress. A slot is reused only after the consumer's event and the last
+//! read into it; a failed layer is read again when it is requested again.
 
 use super::on_host::{CellOwner, HostLoad};
 use super::options::{LoaderStats, MOST_UNDER_WAY};
@@ -23,9 +23,9 @@ pub(super) struct LayerCell {
     /// Layer that the cell holds or that is being read into it; constant for a resident layer.
     pub layer: Option<usize>,
     pub is_resident: bool,
-    /// Nothing says when it is free.
+    /// True if no event tracks the last use of the cell, so that it is never reused.
     pub is_lost: bool,
-    /// Layers given out that lie here.
+    /// Number of layers in this cell that callers use.
     pub users: usize,
     pub room: CellMemory,
     /// The read that brought the layer, or is bringing it.
@@ -50,7 +50,7 @@ pub(super) enum LayerRead {
 pub(super) struct FailedLayer {
     pub layer: usize,
     load: Arc<LayerRead>,
-    /// It was given out before that was known.
+    /// True if a caller received the layer before the failure was known.
     is_given: bool,
 }
 
@@ -64,7 +64,7 @@ struct InFlightLayer {
 pub(super) struct LoaderState {
     pub store: Option<Arc<Store>>,
     pub cells: Vec<LayerCell>,
-    /// Cells of layers that stay come before it.
+    /// Number of the first slot; the cells before it belong to layers that stay.
     first_slot: usize,
     /// The cell of each layer that has one.
     of_layer: HashMap<usize, usize>,
@@ -83,7 +83,7 @@ impl LayerCell {
 }
 
 impl LayerRead {
-    /// Waits until it has ended, well or not.
+    /// Waits until the read has ended, successfully or not.
     ///
     /// # Errors
     /// [`Error::Unfinished`] past the limit.
@@ -105,7 +105,7 @@ impl LayerRead {
         }
     }
 
-    /// Returns the reason of its failure, once it has ended.
+    /// Returns the reason why the read failed, once it has ended.
     pub fn failure(&self) -> Option<Error> {
         match self {
             // Known before the layer is given out.
@@ -177,7 +177,7 @@ impl LoaderState {
         })
     }
 
-    /// Finds the cell that holds a layer, or that it is read into.
+    /// Finds the cell that holds a layer, or into which it is read.
     pub fn find(&self, layer: usize) -> Option<usize> {
         self.of_layer.get(&layer).copied()
     }
@@ -235,7 +235,7 @@ impl LoaderState {
 
     /// Records the start of a read of `layer` into the cell.
     pub fn started(&mut self, cell: usize, layer: usize, load: Arc<LayerRead>) {
-        // One that has ended already may have failed: that is found as of the others.
+        // A read that has already failed is queued, too, so that its failure is found like any other.
         if !load.is_done() || load.failure().is_some() {
             self.under_way.push_back(InFlightLayer {
                 layer,
@@ -288,8 +288,8 @@ impl LoaderState {
         }
     }
 
-    /// Takes the failure that a call for `layer` has to return: that of a layer that a caller already holds, or
-    /// of this one.
+    /// Takes the failure that a call for `layer` has to return: the failure of a layer that a caller already uses, or
+    /// of this layer.
     pub fn take_failure(&mut self, layer: usize) -> Option<FailedLayer> {
         let place = self.failures.iter().position(|one| one.is_given);
         let place = place.or_else(|| self.failures.iter().position(|one| one.layer == layer))?;
@@ -302,7 +302,7 @@ impl LoaderState {
         Some(self.failures.remove(place))
     }
 
-    /// Drops the failure of this read, which a caller has received.
+    /// Drops the failure of this read, because a caller has received it.
     pub fn drop_failure(&mut self, load: &Arc<LayerRead>) {
         self.failures.retain(|one| !Arc::ptr_eq(&one.load, load));
     }
@@ -312,12 +312,12 @@ impl LoaderState {
         self.failures.iter().any(|one| one.layer == layer)
     }
 
-    /// True if the number of reads under way has reached the limit, so that none is started ahead.
+    /// True if the number of reads in progress has reached the limit, so that none is started ahead.
     pub fn is_full(&self) -> bool {
         self.under_way.len() >= MOST_UNDER_WAY
     }
 
-    /// Returns the oldest read if the limit is reached, so that one more has to wait for it.
+    /// Returns the oldest read if the limit is reached, so that a further read has to wait for it.
     pub fn oldest_of_full(&mut self) -> Option<Arc<LayerRead>> {
         self.look();
         let oldest = self.under_way.front().filter(|_| self.is_full());

@@ -25,7 +25,7 @@ fn fill(store: &Store, bytes: u64) {
     store.write_at(0, &data).unwrap();
 }
 
-/// Layers of unequal length at odd places.
+/// Returns layers of unequal length at odd offsets.
 fn layers(count: u64) -> ModelLayers {
     let ranges = (0..count).map(|layer| {
         let begin = layer * 30_011 + 3;
@@ -114,7 +114,8 @@ fn the_first_layers_stay_within_their_budget() {
     for index in (0..5).cycle().take(15) {
         assert!(is_right(&loader.layer(index).unwrap()));
     }
-    // The two that stay once; the others in each pass, and the first of them ahead of the next.
+    // The two layers that stay are read once; the others in each pass, and the first of them once more, ahead of the
+    // next pass.
     assert_eq!(loader.stats().reads, 2 + 3 * 3 + 1);
     let loader = self::loader(
         &store,
@@ -173,7 +174,7 @@ fn layers_that_are_held_keep_their_slots() {
 
 #[test]
 fn an_error_of_a_read_ahead_is_that_of_its_layer_and_the_next_call_reads_again() {
-    // The commands of layer 2: each layer needs two of 16 KiB, and l0 and l1 come before it.
+    // The seventh command belongs to layer 2: each layer needs two of 16 KiB, and l0 and l1 come before it.
     let store =
         open("sim:mem?size=4MiB&block=4096&mdts=2&queues=1&fault=status:0x281@op=read,nth=7");
     fill(&store, 400_000);
@@ -400,7 +401,7 @@ fn a_layer_with_other_bytes_than_its_manifest_is_an_error_and_others_are_fine() 
             (_, layer) => assert!(is_right(&layer.unwrap())),
         }
     }
-    // What was read ahead is the wrong layer yet; asked for again it is read again.
+    // The layer that was read ahead is still the wrong one; after its failure it is read again.
     flip(wrong);
     assert_eq!(loader.layer(2).unwrap_err().code(), "mismatch");
     assert!(is_right(&loader.layer(2).unwrap()));
@@ -448,7 +449,7 @@ fn tensors_are_verified_and_what_lies_between_them_is_not() {
     let mut go_on = |_, _| std::ops::ControlFlow::Continue(());
     let length = file.len() as u64;
     let manifest = Manifest::of(&file.as_slice(), length, catalog.entries(), &mut go_on).unwrap();
-    // b.x lies between those of a. layer, and is read with them.
+    // b.x lies between the tensors of layer a., and is read with them.
     let b = catalog.get("b.x").unwrap().offset as usize;
     file[b] ^= 1;
     let store = open("sim:mem?size=4MiB");
@@ -515,7 +516,7 @@ fn layers_that_are_not_of_the_manifest_are_refused() {
     );
 }
 
-/// Chunks are found by their place in memory, also where the file's pieces lie elsewhere on the store.
+/// Chunks are found by their offset in memory, also if the file's pieces are scattered on the store.
 #[test]
 fn layers_of_a_file_in_pieces_are_verified() {
     let manifest = manifest(300_000);
@@ -555,7 +556,7 @@ fn layers_of_a_file_in_pieces_are_verified() {
     assert!(loader.layer(0).is_ok() && loader.layer(2).is_ok());
 }
 
-/// Also with that of the last piece.
+/// A layer fails if the read of any of its pieces fails, also of the last one.
 #[test]
 fn a_layer_fails_with_the_read_of_any_of_its_pieces() {
     for nth in [1, 2, 3] {

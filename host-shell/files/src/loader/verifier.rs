@@ -1,5 +1,5 @@
-//! Layers in memory of a GPU, hashed where they lie, in a stream beside that of the reads: a layer is verified while the
-//! next one is read (docs/adr/0019).
+//! Hashes layers in memory of a GPU, in a stream beside the stream of the reads: a layer is verified while the next one
+//! is read (docs/adr/0019).
 //!
 //! The kernel writes the hash of each chunk to memory of the host, which compares them when the kernel has ended.
 // UNSAFETY: launches the kernel over memory of layers.
@@ -25,7 +25,7 @@ pub(super) struct LayerVerifier {
     chunks: DeviceMemory,
     /// The number of each layer's first chunk.
     firsts: Vec<u64>,
-    /// Hashes of the layers under way: `stride` words each.
+    /// Hashes of the layers in progress: `stride` words for each.
     hashes: HostWords,
     stride: usize,
     /// Parts of `hashes` that no layer has.
@@ -76,7 +76,7 @@ impl LayerVerifier {
         }
         let chunks = DeviceMemory::new(gpu, table.len())?;
         chunks.upload(0, &table)?;
-        // One is started when there is room, so that one more than are under way has a part.
+        // A layer is started when there is room, so that one more than the limit needs a part of the memory.
         let parts = MOST_UNDER_WAY + 1;
         Ok(Some(Arc::new(Self {
             stream: Stream::urgent(gpu)?,
@@ -89,7 +89,8 @@ impl LayerVerifier {
         })))
     }
 
-    /// Verifies the layer at `address` after `loaded`, which from then on means the end of that; `until` means it, too.
+    /// Verifies the layer at `address` after the event `loaded`, and records `loaded` and `until` again behind the
+    /// verification.
     ///
     /// # Errors
     /// The driver's.
@@ -142,13 +143,13 @@ impl LayerVerifier {
 
     /// Waits until nothing is hashed any more.
     pub fn finish(&self) {
-        // As that of the reads.
+        // An error is ignored here for the same reason as for the stream of reads.
         let _ = self.stream.finish();
     }
 }
 
 impl VerificationRun {
-    /// True if it has ended. The first call that finds it ended compares the hashes.
+    /// True if the verification has ended. The first call that finds it ended compares the hashes.
     pub fn is_done(&self) -> bool {
         if self.verdict.get().is_some() {
             return true;
@@ -164,7 +165,7 @@ impl VerificationRun {
         true
     }
 
-    /// Waits until it has ended, `limit` at most; returns true if it has.
+    /// Waits until the verification has ended, `limit` at most; returns true if it has.
     pub fn wait(&self, limit: Duration) -> bool {
         let begin = Instant::now();
         while !self.is_done() {

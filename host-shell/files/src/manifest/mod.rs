@@ -1,8 +1,8 @@
 //! Manifests: the XXH3 of each chunk of a file, by which its bytes are verified after they were loaded.
 //!
-//! A file is divided into parts, which are its tensors and the gaps between them; a part is divided into chunks
-//! from its beginning on, the last of which may be shorter. So a layer of whole tensors is whole chunks,
-//! wherever it begins.
+//! A file is divided into parts, which are its tensors and the gaps between them; a part is divided into chunks from
+//! its beginning on, the last of which may be shorter. So a layer of whole tensors consists of whole chunks, at any
+//! offset.
 //!
 //! ```
 //! use nvme_files::Manifest;
@@ -42,7 +42,7 @@ pub struct Manifest {
     bytes: u64,
     chunk_bytes: u32,
     xxh3: u64,
-    /// One behind the other, from byte 0 to the end.
+    /// Parts one behind the other, from byte 0 to the end.
     parts: Vec<ManifestPart>,
 }
 
@@ -66,7 +66,7 @@ pub struct ManifestChunk {
     pub offset: u64,
     /// Length in bytes, at least 1.
     pub bytes: u32,
-    /// Their XXH3-64, with the seed 0.
+    /// XXH3-64 of these bytes, with the seed 0.
     pub xxh3: u64,
 }
 
@@ -105,7 +105,7 @@ impl Manifest {
     /// Computes the manifest of the file of tensors at `path`.
     ///
     /// # Errors
-    /// As [`of`](Self::of), and those of the catalog: the file must be of a format that it knows.
+    /// The errors of [`of`](Self::of), and of the catalog: the file must be in a format that it knows.
     pub fn of_file(path: &Path, on_progress: OnProgress<'_>) -> Result<Self> {
         let source = FileSource::open(path)?;
         let catalog = Catalog::of(&source)?;
@@ -143,7 +143,7 @@ impl Manifest {
     /// their positions, in that order.
     ///
     /// # Errors
-    /// [`Error::Usage`] for no bytes, and for tensors that overlap or lie behind them; those of the source;
+    /// [`Error::Usage`] for no bytes, and for tensors that overlap or lie behind them; the errors of the source;
     /// [`Error::Interrupted`] when `on_progress` breaks.
     pub fn of(
         source: &dyn HeaderSource,
@@ -268,11 +268,11 @@ impl Manifest {
         Ok(())
     }
 
-    /// Checks that `source` can be the manifest's file: it is as long, or longer where it is a device, and the
+    /// Checks that `source` can be the manifest's file: it has the same length, or is longer if it is a device, and the
     /// bytes before the first tensor have the hashes of the manifest.
     ///
     /// # Errors
-    /// [`Error::Usage`] for another length; [`Error::Mismatch`] for other bytes; those of the source.
+    /// [`Error::Usage`] for another length; [`Error::Mismatch`] for other bytes; the errors of the source.
     pub fn check_begin(&self, source: &dyn HeaderSource) -> Result<()> {
         let have = source.len();
         if have < self.bytes || source.is_exact() && have != self.bytes {
@@ -307,7 +307,7 @@ impl Manifest {
     /// # Errors
     /// As there.
     pub fn check_begin_in(&self, store: &Store, offset: u64) -> Result<()> {
-        // How long the file is was compared where its catalog was made.
+        // The file's length was compared when its catalog was made.
         self.check_begin(&StoreSource::from(store, offset)?.at_most())
     }
 

@@ -175,7 +175,7 @@ fn damage_is_found_in_each_chunk_of_each_tensor() {
             }
         }
     }
-    // The header is a part of its own, which `check_begin` compares to its last byte.
+    // The header is a part, which `check_begin` compares to its last byte.
     let header = &manifest.parts()[0];
     for at in [0, header.bytes - 1] {
         let mut damaged = file.clone();
@@ -291,7 +291,7 @@ fn what_is_no_manifest_is_refused_with_its_place() {
 }
 
 proptest! {
-    /// A byte of the text that is another one gives an error, or a manifest that is written as it was read.
+    /// A changed byte of the text gives an error, or a manifest that is written as it was read.
     #[test]
     fn any_changed_byte_is_data(at in 0usize..1 << 16, byte in any::<u8>()) {
         let mut text = of(&file(&[("a", 70_000), ("b", 5)])).to_json().into_bytes();

@@ -60,7 +60,7 @@ impl Manifest {
     /// Parses the manifest that [`to_json`](Self::to_json) has written.
     ///
     /// # Errors
-    /// [`Error::Usage`] with the place of what is wrong: line and column, or the part.
+    /// [`Error::Usage`] with the location of the fault: line and column, or the part.
     pub fn parse(text: &[u8]) -> Result<Self> {
         parsed(text).map_err(|what| {
             Error::usage(

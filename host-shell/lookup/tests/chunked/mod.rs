@@ -1,4 +1,4 @@
-//! Row ids of a sequence that comes in chunks.
+//! Row ids of a sequence that is hashed in chunks.
 
 use nvme_lookup::NgramHash;
 

@@ -36,7 +36,7 @@ pub struct CacheOptions {
     pub bytes: u64,
     /// Eviction policy of the cache.
     pub policy: ReplacementPolicy,
-    /// Experts that are read now and stay: layer and number.
+    /// Experts that are read at the start and stay in the cache: layer and number.
     pub pinned: Vec<(u32, u32)>,
     /// Tokens of a step at most.
     pub tokens: u32,
@@ -55,18 +55,19 @@ pub struct ExpertStep {
     pub logits: u64,
     /// For each token a vector.
     pub x: u64,
-    /// For each token a vector, which gets the result.
+    /// Address of a vector for each token, which receives the result.
     pub y: u64,
     /// True if the result is added to the contents of `y`.
     pub adds: bool,
-    /// Gets for each token the softmax over all experts: for [`balance`](super::balance). 0 for none.
+    /// Address that receives for each token the softmax over all experts, for [`balance`](super::balance); 0 if it is
+    /// not wanted.
     pub probabilities: u64,
 }
 
 /// The kernels by name.
 struct ExpertKernels {
     module: Module,
-    /// With [`kernel::SILU_MUL`].
+    /// Module of [`kernel::SILU_MUL`].
     _steps: Module,
     route: KernelFunction,
     admit: KernelFunction,
@@ -80,8 +81,8 @@ struct ExpertKernels {
 
 /// Experts whose cache and kernels lie on a GPU.
 ///
-/// Steps follow one another: they go into one stream, or the program orders them. Its memory stays when this is dropped: a
-/// launch that is under way, or a graph, may still use it.
+/// Steps must not overlap: they run in one stream, or the program orders them. The memory stays when this is dropped: a
+/// launch in progress, or a graph, may still use it.
 pub struct GpuExperts {
     experts: ExpertLayers,
     gpu: Arc<Gpu>,
@@ -247,12 +248,12 @@ impl GpuExperts {
         self.tokens
     }
 
-    /// Experts that the cache holds at most.
+    /// Returns the largest number of experts that the cache holds.
     pub fn slots(&self) -> u32 {
         self.words.slots
     }
 
-    /// Returns the number of bytes of GPU memory that it holds.
+    /// Returns the number of bytes of GPU memory that the cache holds.
     pub fn memory_bytes(&self) -> u64 {
         let ExpertMemory {
             words,
@@ -268,13 +269,13 @@ impl GpuExperts {
         all.map(|memory| memory.len() as u64).sum()
     }
 
-    /// Puts a layer's step into `stream`, a `CUstream` of the store's GPU, and returns before it runs: the router's choice,
-    /// reads of experts that are not in the cache, and their products. The stream may be captured, and the graph launched
-    /// again with other logits and vectors.
+    /// Enqueues a layer's step in `stream`, a `CUstream` of the store's GPU, and returns before it runs: the router's
+    /// choice, reads of experts that are not in the cache, and their products. The stream may be captured, and the
+    /// graph launched again with other logits and vectors.
     ///
-    /// The [`PendingRows`] ends when the results are there: nothing of it uses the memory of `step` then. Its rows are
-    /// pieces that were read. A token with an expert whose read failed has NaN as result: [`check`] makes an error of
-    /// it, and the next step that chooses the expert reads it again.
+    /// The [`PendingRows`] ends when the results are stored: the step does not use the memory of `step` then. Its rows
+    /// are pieces that were read. A token with an expert whose read failed has NaN as result: [`check`] makes an error
+    /// of it, and the next step that chooses the expert reads it again.
     ///
     /// # Safety
     /// The addresses are valid on the GPU until the stream has done it, and for as long as a graph that captured it may be
@@ -414,7 +415,8 @@ impl GpuExperts {
         }
     }
 
-    /// Returns the products of a matrix with `pairs` vectors: places modulo 16 are those of all experts.
+    /// Returns the parameters of the products of a matrix with `pairs` vectors: addresses modulo 16 are the same for
+    /// all experts.
     fn like(&self, layer: u32, matrix: usize, pairs: u32) -> GemvParameters {
         let shape = self.experts.shape;
         let placed = self.experts.layers[layer as usize][matrix];
@@ -432,7 +434,7 @@ impl GpuExperts {
     }
 
     /// # Safety
-    /// `function` takes one `T`; what that names is there.
+    /// `function` takes one `T`, and the memory that its argument names is valid.
     unsafe fn launch<T: Copy>(
         &self,
         function: KernelFunction,
@@ -466,8 +468,8 @@ impl GpuExperts {
         Ok(())
     }
 
-    /// Returns the cache's counters. Waits for all work of the GPU's default stream: call it when no step is
-    /// under way.
+    /// Returns the cache's counters. Waits for all work of the GPU's default stream: call it when no step is in
+    /// progress.
     ///
     /// # Errors
     /// [`Error::Environment`] with the driver's answer.

@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// Parameters that all layers share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertShape {
-    /// Elements of a token's vector: columns of gate and up, rows of down.
+    /// Number of elements of a token's vector: columns of gate and up, rows of down.
     pub width: u32,
     /// Rows of gate and up, columns of down.
     pub hidden: u32,
@@ -36,7 +36,7 @@ pub struct ExpertShape {
     pub over_all: bool,
 }
 
-/// Location of the matrices of one kind of a layer, those of all experts in order.
+/// Location of the matrices of one kind in a layer: those of all experts in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertMatrices {
     /// The first byte in the store, an even number.
@@ -55,7 +55,7 @@ pub struct ExpertCounts {
     pub hits: u64,
     /// Choices whose expert was read from the store.
     pub misses: u64,
-    /// Experts that made room for another.
+    /// Number of experts that were replaced by another one.
     pub evictions: u64,
     /// Selections of each expert of each layer.
     pub chosen: Vec<Vec<u64>>,
@@ -126,7 +126,7 @@ impl ExpertLayers {
     /// token's are added up.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a layer that is not there, and vectors of other lengths; those of [`Store::read_at`].
+    /// [`Error::Usage`] for a layer that is not there, and vectors of other lengths; the errors of [`Store::read_at`].
     pub fn compute(&self, layer: u32, logits: &[f32], x: &[f32]) -> Result<Vec<f32>> {
         let shape = self.shape;
         let (width, experts) = (shape.width as usize, shape.experts as usize);

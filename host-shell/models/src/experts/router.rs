@@ -38,7 +38,7 @@ pub fn route(
 }
 
 /// # Errors
-/// [`Error::Usage`] for numbers of experts that cannot be.
+/// [`Error::Usage`] for impossible numbers of experts.
 fn check(experts: u32, choices: u32) -> Result<()> {
     match choices > 0 && choices <= experts && experts <= MOST_EXPERTS {
         true => Ok(()),
@@ -71,18 +71,19 @@ mod gpu {
         /// Loads the kernel.
         ///
         /// # Errors
-        /// Those of [`Module::embedded`].
+        /// The errors of [`Module::embedded`].
         pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
             let module = Module::embedded(gpu, EXPERTS_PTX.as_bytes())?;
             let route = module.function(kernel::MOE_ROUTE)?;
             Ok(Self { module, route })
         }
 
-        /// Puts the choice into `stream`, a `CUstream` of the GPU, and returns before it runs. The stream may be captured.
+        /// Enqueues the choice in `stream`, a `CUstream` of the GPU, and returns before it runs. The stream may be
+        /// captured.
         ///
         /// # Safety
-        /// What `route` names is valid on the GPU until the stream has done it, and for as long as a graph that captured
-        /// it may be launched; nothing else writes it meanwhile.
+        /// The memory that `route` names is valid on the GPU until the stream has done it, and for as long as a graph
+        /// that captured it may be launched; nothing else writes it meanwhile.
         ///
         /// # Errors
         /// [`Error::Usage`](nvme_host::Error::Usage) for numbers of experts that cannot be, and addresses that are no

@@ -21,7 +21,8 @@ fn layer(offset: u64, stored: StoredFormat) -> Layer {
     })
 }
 
-/// All matrices of a layer as numbers: those of gate, up and down, expert after expert.
+/// Writes a layer to the store and returns its matrices as numbers: gate, up and down, expert after
+/// expert.
 fn fill(store: &Store, layer: &Layer, seed: u64) -> [Vec<f32>; MATRICES] {
     [0, 1, 2].map(|matrix| {
         let (rows, columns) = shape_of(SHAPE, matrix);
@@ -39,7 +40,7 @@ fn fill(store: &Store, layer: &Layer, seed: u64) -> [Vec<f32>; MATRICES] {
     })
 }
 
-/// By `f64`, without any code of the crate but the router's.
+/// Computes the result by `f64`, without any code of the crate except the router.
 fn expected(numbers: &[Vec<f32>; MATRICES], logits: &[f32], x: &[f32]) -> Vec<f64> {
     let product = |matrix: usize, expert: usize, x: &[f64]| -> Vec<f64> {
         let (rows, columns) = shape_of(SHAPE, matrix);

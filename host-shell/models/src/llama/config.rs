@@ -24,7 +24,7 @@ pub struct ModelConfig {
     pub head_elements: u32,
     /// Tokens.
     pub vocabulary: u32,
-    /// Positions of a text, at most.
+    /// Largest number of positions of a text.
     pub context: u32,
     /// Constant that norms add to the mean square.
     pub epsilon: f32,
@@ -47,8 +47,8 @@ impl ModelConfig {
     /// Reads it from the keys of a GGUF file.
     ///
     /// # Errors
-    /// [`Error::Usage`] for another architecture, for a missing key, for a key that is not known here, and for sizes
-    /// that do not go together.
+    /// [`Error::Usage`] for another architecture, for a missing key, for an unknown key, and for sizes that do not fit
+    /// together.
     pub fn of(catalog: &Catalog) -> Result<Self> {
         let keys = MetadataKeys::of(catalog, refused);
         let architecture = keys.text("general.architecture")?;
@@ -122,9 +122,9 @@ impl ModelConfig {
         }
     }
 
-    /// Refuses keys that ask for what is not computed here. Each has a value with which it asks for nothing, and
-    /// llama.cpp reads some of them without the key that seems to switch them on: a scaling factor without a scaling
-    /// type is a linear one.
+    /// Refuses keys that ask for computations which are not implemented here. Each has a value with which it asks for
+    /// nothing, and llama.cpp reads some of them without the key that seems to switch them on: a scaling factor without
+    /// a scaling type is a linear one.
     fn check_neutral(&self, keys: &MetadataKeys<'_>) -> Result<()> {
         let scaling = keys.text("llama.rope.scaling.type")?;
         if let Some(scaling) = scaling.filter(|scaling| *scaling != "none") {
@@ -147,7 +147,7 @@ impl ModelConfig {
             let Some(found) = keys.number(&name)? else {
                 continue;
             };
-            // Zero stands for "not given" in all of them.
+            // Zero means "not given" for all of these keys.
             if found != 0.0 && (found - neutral).abs() > 1e-6 * neutral.abs() {
                 return Err(refused(format!("{name} is {found}, not {neutral}")));
             }
@@ -162,7 +162,7 @@ impl ModelConfig {
                 return Err(refused(format!("{name} is {}", !neutral)));
             }
         }
-        // A window as long as the text hides nothing.
+        // A window that is as long as the text hides nothing.
         let window = keys.integer("llama.attention.sliding_window")?;
         match window.filter(|window| *window != 0 && *window < u64::from(self.context)) {
             Some(window) => Err(refused(format!(
@@ -193,7 +193,7 @@ fn vocabulary(catalog: &Catalog) -> Result<u32> {
 
 fn mixture(keys: &MetadataKeys<'_>) -> Result<Option<ExpertMixture>> {
     if keys.integer("llama.expert_count")?.unwrap_or(0) == 0 {
-        // Some converters write both as 0 for models without experts.
+        // Some converters write both keys as 0 for models without experts.
         return match keys.integer("llama.expert_used_count")?.unwrap_or(0) {
             0 => Ok(None),
             used => Err(refused(format!(

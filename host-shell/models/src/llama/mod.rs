@@ -1,8 +1,7 @@
 //! Models of the architecture `llama`: SmolLM2, Llama 2 and 3, Mistral, Mixtral and others of their shape.
 //!
-//! `Llama::open` checks the hyperparameters and tensors of the file and allocates everything; `feed` then takes
-//! tokens and returns the next one, layer by layer. The operations themselves are those of the back ends in
-//! `machine`.
+//! `Llama::open` checks the hyperparameters and tensors of the file and allocates everything; `feed` then takes tokens
+//! and returns the next one, layer by layer. The operations are implemented by the back ends in `machine`.
 
 mod config;
 pub(crate) mod weights;
@@ -17,16 +16,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use weights::{FeedForward, LayerBlock, ModelWeights};
 
-/// Tokens that go through the layers together, at most.
+/// Largest number of tokens that pass through the layers together.
 pub const MOST_TOKENS: u32 = 64;
 
 /// Options of running a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelOptions<'a> {
-    /// Bytes of memory for weights, of the GPU or of the host: what is not in them streams. Those of two layers at
-    /// least; of a mixture of experts those of two layers without them, and on a GPU of a token's experts, too.
+    /// Bytes of memory for weights, of the GPU or of the host; weights that do not fit are streamed. At least the size
+    /// of two layers; for a mixture of experts the size of two layers without experts, and on a GPU that of a token's
+    /// experts, too.
     pub budget: u64,
-    /// Tokens of a text, the prompt with them, at most.
+    /// Largest number of tokens of a text, including the prompt.
     pub positions: u32,
     /// Manifest by which layers, the last matrix and the last norm are verified when they are loaded. Rows of
     /// embeddings, which are read token by token, are not verified.
@@ -51,9 +51,9 @@ impl Llama {
     /// length, to the ranges of `store` that hold it, in order.
     ///
     /// # Errors
-    /// [`Error::Usage`] for another kind of model, for a budget that is too small, for more positions than the
-    /// model has, and for a manifest of another file; [`Error::Mismatch`] where the bytes that are read now
-    /// differ from the manifest; those of the store; [`Error::Environment`] without memory.
+    /// [`Error::Usage`] for another kind of model, for a budget that is too small, for more positions than the model
+    /// has, and for a manifest of another file; [`Error::Mismatch`] where the bytes that are read now differ from the
+    /// manifest; the errors of the store; [`Error::Environment`] without memory.
     pub fn open(
         store: &Arc<Store>,
         catalog: &Catalog,
@@ -134,7 +134,7 @@ impl Llama {
         self.loader.path()
     }
 
-    /// Counts of layers and bytes since it was opened.
+    /// Returns the counts of layers and bytes since the model was opened.
     pub fn stats(&self) -> LoaderStats {
         self.loader.stats()
     }
@@ -166,8 +166,8 @@ impl Llama {
     /// call may be repeated.
     ///
     /// # Errors
-    /// [`Error::Usage`] for no tokens, for one that is not in the vocabulary, and for too many; those of the store, with
-    /// the name of the layer.
+    /// [`Error::Usage`] for no tokens, for one that is not in the vocabulary, and for too many; the errors of the
+    /// store, with the name of the layer.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<u32> {
         self.check(tokens)?;
         let before = self.position;

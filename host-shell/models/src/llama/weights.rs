@@ -1,4 +1,4 @@
-//! Where the weights of a model lie, and in which layers they are loaded. Layers are ranges of the file and the last
+//! Locations of a model's weights, and the layers in which they are loaded. Layers are ranges of the file and the last
 //! matrix comes in chunks as long as a layer, so that a budget of two layers is enough for any model.
 
 use super::config::ModelConfig;
@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Tensors of a GGUF file begin at multiples of it, unless the file says otherwise.
+/// Tensors of a GGUF file begin at multiples of this number of bytes, unless the file says otherwise.
 const ALIGNMENT: u64 = 32;
 
 /// A matrix inside of a layer's bytes.
@@ -70,12 +70,12 @@ pub struct EmbeddingTable {
     pub stored: StoredFormat,
 }
 
-/// Some of the embeddings' bytes, where they lie in the store.
+/// A range of the embeddings' bytes, and its offset in the store.
 #[derive(Clone, Debug)]
 pub struct EmbeddingExtent {
-    /// Their byte range within the embeddings, which orders the places.
+    /// Byte range within the embeddings; extents are ordered by it.
     bytes: Range<u64>,
-    /// Offset of the first of them in the store.
+    /// Offset of the range's first byte in the store.
     first: u64,
 }
 
@@ -355,8 +355,8 @@ impl<'a> ModelFile<'a> {
         Ok(entry)
     }
 
-    /// Refuses tensors that nothing here uses: a bias, or factors of the angles of positions, that were left out
-    /// would give other tokens without a word.
+    /// Refuses tensors that no code here uses: an ignored bias, or ignored factors of the angles of positions, would
+    /// silently lead to other tokens.
     fn check_all_used(self) -> Result<()> {
         let used = self.used.borrow();
         let mut entries = self.catalog.entries().iter();
@@ -394,7 +394,7 @@ impl<'a> ModelFile<'a> {
             let end = entry.offset + entry.bytes;
             match runs.last_mut() {
                 Some(run) if entry.name.ends_with("_exps.weight") => {
-                    // Rounded up, so that the next run keeps the alignment that it has in the file.
+                    // The end is rounded up, so that the next run keeps the alignment that it has in the file.
                     if !is_cut {
                         run.end = run.end.next_multiple_of(ALIGNMENT).min(entry.offset);
                     }

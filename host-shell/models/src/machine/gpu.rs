@@ -1,5 +1,5 @@
-//! Back end of a GPU: kernels in a stream that it owns. A token is one wait: the host takes it, checks the reads of
-//! the step, and only then starts the next one.
+//! Back end of a GPU: kernels in a stream that it owns. The host waits once for each token: it takes the token, checks
+//! the reads of the step, and only then starts the next one.
 // UNSAFETY: launches kernels over addresses of memory that the machine owns, or that a layer holds.
 #![allow(unsafe_code)]
 
@@ -36,7 +36,7 @@ pub struct GpuMachine {
     index: DeviceMemory,
     /// Running maximum of `nvme_argmax`.
     best: DeviceMemory,
-    /// Rows of embeddings as they are stored.
+    /// Rows of embeddings in their stored format.
     rows: DeviceMemory,
     embedding: EmbeddingTable,
     /// The read of the step's embeddings.
@@ -105,7 +105,7 @@ impl GpuMachine {
     }
 }
 
-/// Returns the cache of the experts: for as many tokens at a time as it has room.
+/// Returns the cache of the experts, for as many tokens at a time as it has room.
 fn expert_cache(experts: &ExpertLayers, sizes: &BufferSizes) -> Result<GpuExperts> {
     let shape = experts.shape();
     let slots = sizes.expert_bytes / experts.slot_bytes();
@@ -152,7 +152,7 @@ impl ModelBackend for GpuMachine {
         });
         let ranges: Vec<ReadRange> = ranges.collect();
         let store = &self.embedding.store;
-        // SAFETY: the rows are memory of this machine, which waits for its stream before it is dropped.
+        // SAFETY: the rows lie in memory of this machine, which waits for its stream before it is dropped.
         let pending = unsafe { store.read_ranges_on_gpu(&ranges, self.stream.handle())? };
         self.pending = Some(pending);
         self.expert_reads.clear();
@@ -268,7 +268,7 @@ impl ModelBackend for GpuMachine {
                 adds: true,
                 probabilities: 0,
             };
-            // SAFETY: vectors of this machine, which waits for its stream before they are freed.
+            // SAFETY: the vectors belong to this machine, which waits for its stream before they are freed.
             let pending = unsafe { experts.step(&step, self.stream.handle())? };
             self.expert_reads.push(pending);
         }
@@ -321,8 +321,8 @@ impl ModelBackend for GpuMachine {
 
 impl Drop for GpuMachine {
     fn drop(&mut self) {
-        // Work that does not end keeps its memory: reads are ended by the store's watch thread, and kernels end
-        // on their own.
+        // The memory of work that does not end is kept: the store's watch thread ends reads, and kernels end on their
+        // own.
         let _ = self.stream.wait(LIMIT, || Ok(()));
     }
 }

@@ -51,9 +51,9 @@ impl VectorBuffer {
 #[derive(Clone, Debug)]
 pub struct BufferSizes {
     pub config: ModelConfig,
-    /// Tokens of a step, at most.
+    /// Largest number of tokens of a step.
     pub tokens: u32,
-    /// Positions of the text, at most.
+    /// Largest number of positions of the text.
     pub positions: u32,
     /// Bytes of memory of a GPU for experts.
     #[cfg_attr(

@@ -13,7 +13,7 @@ use tokenizers::models::bpe::BPE;
 pub struct ByteEncoder {
     splits: WordSplits,
     merges: BPE,
-    /// Bytes for which there is no token: a text with one of them cannot be written.
+    /// Bytes without a token: a text with one of them cannot be encoded.
     missing: Vec<u8>,
 }
 
@@ -124,7 +124,7 @@ type Numbers = tokenizers::models::bpe::Vocab;
 
 /// Builds the crate's model from lists that were checked before.
 fn built(builder: tokenizers::models::bpe::BpeBuilder) -> Result<BPE> {
-    // Its cache of words grows with a text, and finds little in one that is read once.
+    // The cache of words grows with a text, and finds little in a text that is encoded once.
     builder.cache_capacity(0).build().map_err(internal)
 }
 
@@ -149,7 +149,7 @@ pub(crate) fn sign(byte: u8) -> char {
     }
 }
 
-/// Returns the bytes that are written as `text`; those of UTF-8 of a character that stands for no byte.
+/// Returns the bytes that are written as `text`; for a character that stands for no byte, its UTF-8.
 pub(super) fn bytes_of(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     for character in text.chars() {

@@ -1,6 +1,6 @@
 //! Text to tokens and back, by the vocabulary of a GGUF file, as llama.cpp does it.
 //!
-//! The merges of the kind `gpt2` are those of Hugging Face's crate `tokenizers`. What comes before them is here: special
+//! The merges of the kind `gpt2` are made by Hugging Face's crate `tokenizers`. The steps before them are here: special
 //! tokens are cut out of the text first, then it is split into words (byte-pair encoding, `gpt2`) or its spaces are
 //! replaced (SentencePiece, `llama`).
 
@@ -65,8 +65,7 @@ impl Tokenizer {
     /// Reads it from the keys of a GGUF file.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a tokenizer of another kind, for lists that do not go together, and for a key that is not
-    /// known here.
+    /// [`Error::Usage`] for a tokenizer of another kind, for lists that do not fit together, and for an unknown key.
     pub fn of(catalog: &Catalog) -> Result<Self> {
         let keys = MetadataKeys::of(catalog, refused);
         let vocabulary = TokenVocabulary::of(&keys)?;
@@ -125,8 +124,8 @@ impl Tokenizer {
         self.vocabulary.token(text)
     }
 
-    /// Returns the tokens of `text`, with those that the model wants at its begin and end. Special tokens are
-    /// taken where they are written as they are.
+    /// Returns the tokens of `text`, with those that the model wants at its begin and end. A special token that is
+    /// spelled out in the text becomes that token.
     ///
     /// Takes time in proportion to the text, but for a factor of the logarithm of its longest word.
     ///
@@ -140,7 +139,7 @@ impl Tokenizer {
     /// error.
     ///
     /// # Errors
-    /// Those of [`Self::encode`], and that of `check`.
+    /// The errors of [`Self::encode`] and of `check`.
     pub fn encode_until(
         &self,
         text: &str,
@@ -165,8 +164,8 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// Returns the bytes of `tokens`: a character may end in the token behind the last. Control tokens are left
-    /// out.
+    /// Returns the bytes of `tokens`; the last character may be incomplete until the next token. Control tokens are
+    /// left out.
     pub fn decode(&self, tokens: &[u32]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for token in tokens {

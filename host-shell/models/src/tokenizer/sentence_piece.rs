@@ -1,8 +1,8 @@
 //! SentencePiece's byte-pair encoding with byte fallback, as Llama 2 and Mixtral have it.
 //!
-//! Neighbours whose joined text is a token are merged, those of the highest score first; of equal scores the leftmost
-//! pair, as llama.cpp orders them. The crate `tokenizers` has a rank for each pair of texts and none for places, so that
-//! it cannot say "the leftmost of these".
+//! Neighbours whose joined text is a token are merged, the pair with the highest score first; among equal scores the
+//! leftmost pair, as in llama.cpp. The crate `tokenizers` has a rank for each pair of texts and none for positions, so
+//! that it cannot express "the leftmost of these".
 
 use super::refused;
 use super::vocabulary::{TokenKind, TokenVocabulary};
@@ -13,7 +13,7 @@ use std::collections::BinaryHeap;
 
 /// Stands for a space.
 const SPACE: char = '\u{2581}';
-/// Merges between two looks at whether the work is still wanted.
+/// Number of merges between two checks whether the caller still wants the result.
 const BATCH: usize = 4096;
 
 /// Writes texts as tokens.
@@ -24,7 +24,7 @@ pub struct PieceEncoder {
     bytes: Vec<u32>,
     /// Bytes of the longest token.
     longest: usize,
-    /// True if a text gets a space before it.
+    /// True if a space is put before a text.
     adds_space: bool,
 }
 
@@ -105,7 +105,8 @@ struct SymbolPair {
     score: f32,
     left: usize,
     right: usize,
-    /// Bytes of both: others, and one of them has been merged meanwhile.
+    /// Length of both parts together: if it differs from that of the present parts, one of them has been merged
+    /// meanwhile.
     bytes: usize,
 }
 
@@ -229,7 +230,7 @@ pub fn decode(text: &str, kind: TokenKind, bytes: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
-    /// A token of another kind may be written as bytes are, and stands for its text.
+    /// A token of another kind whose text looks like a byte stands for its text.
     #[test]
     fn bytes_come_from_tokens_of_bytes_alone() {
         let decoded = |text, kind| {

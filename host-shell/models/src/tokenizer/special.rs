@@ -1,4 +1,4 @@
-//! Special tokens that stand in a text as they are written.
+//! Special tokens that are spelled out in a text.
 
 use super::vocabulary::{TokenKind, TokenVocabulary};
 use nvme_host::Result;
@@ -55,7 +55,7 @@ impl SpecialTokens {
     }
 }
 
-/// Cuts `name` out of `text` wherever it stands there.
+/// Cuts each occurrence of `name` out of `text`.
 fn cut<'t>(text: &'t str, name: &str, token: u32, fragments: &mut Vec<TextFragment<'t>>) {
     for (at, plain) in text.split(name).enumerate() {
         if at > 0 {

@@ -96,14 +96,14 @@ impl TokenVocabulary {
         Some((self.texts.get(at)?, *self.kinds.get(at)?))
     }
 
-    /// Texts with their numbers and kinds.
+    /// Returns the texts of all tokens with their numbers and kinds.
     pub fn tokens(&self) -> impl Iterator<Item = (&str, u32, TokenKind)> {
         let texts = self.texts.iter().map(String::as_str);
         let all = texts.zip(0..).zip(&self.kinds);
         all.map(|((text, token), kind)| (text, token, *kind))
     }
 
-    /// Texts and their numbers: of two tokens with one text the last.
+    /// Returns texts and their numbers: if two tokens have one text, the last number.
     pub fn numbers(&self) -> impl Iterator<Item = (String, u32)> {
         self.numbers
             .iter()

@@ -1,5 +1,5 @@
-//! Ten thousand texts by a seed, for comparison with llama.cpp: words and pieces of words, numbers, spaces of all
-//! kinds, scripts, signs, and what looks like a token.
+//! Ten thousand texts from a seed, for comparison with llama.cpp: words and pieces of words, numbers, spaces of all
+//! kinds, scripts, signs, and texts that look like tokens.
 
 /// Number of texts.
 pub const TEXTS: usize = 10_000;
@@ -232,7 +232,7 @@ fn run(dice: &mut Dice, text: &mut String) {
     text.push_str(&one.repeat(1 + dice.below(40)));
 }
 
-/// Words, some of them cut, in capitals, or with a sign before or after them.
+/// Adds words, some of them cut, in capitals, or with a sign before or after them.
 fn words(dice: &mut Dice, text: &mut String) {
     for _ in 0..=dice.below(6) {
         let word = dice.of(&WORDS);

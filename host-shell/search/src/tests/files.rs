@@ -3,7 +3,7 @@
 use super::*;
 use std::path::{Path, PathBuf};
 
-/// A folder that goes with its test.
+/// A folder that is removed at the end of its test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -41,7 +41,7 @@ fn npy(descr: &str, shape: &str) -> Vec<u8> {
     head
 }
 
-/// 1, -2 and 3 of each type, or 1, 2 and 3, twice.
+/// Each type with the bytes of 1, -2 and 3, or of 1, 2 and 3, twice.
 const VALUES: [(ElementType, &str, &[u8], [f32; 3]); 5] = [
     (
         ElementType::F32,

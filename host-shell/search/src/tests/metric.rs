@@ -6,7 +6,7 @@ use super::*;
 fn an_index_of_angles_finds_what_points_the_same_way() {
     let source = source(VectorDistribution::Clustered, 3_000, 24);
     let store = store("sim:mem?size=32MiB&block=4096");
-    // Of many lengths, among them some whose squares are no f32.
+    // Vectors of many lengths, among them some whose squares exceed an f32.
     let vectors = source.vectors().unwrap();
     let scaled = vectors
         .all()
@@ -135,7 +135,7 @@ fn an_index_of_inner_products_finds_the_greatest() {
         right += found.filter(|found| *found >= all[9] - 1e-3).count();
     }
     assert!(right >= 475, "{right} of 500");
-    // To a query of zeros all are equally near.
+    // For a query of zeros all vectors are equally near.
     assert_eq!(search(&[0.0; 24]).codes, [0]);
     assert_eq!(search(&[f32::INFINITY; 24]).codes, [code::BAD_QUERY]);
     let stored = index.vectors().unwrap();
@@ -162,8 +162,8 @@ fn lengths_that_no_inner_product_has_are_refused() {
     assert!(metric.of_vectors(&wide, longest).is_err());
 }
 
-/// Vectors of several lengths: the longest are not near each other, but have great inner products. A search that keeps as
-/// many candidates as there are vectors finds the nearest of all.
+/// Vectors have several lengths: the longest are not near each other, but have the greatest inner products. A search
+/// that keeps as many candidates as there are vectors finds the nearest of all.
 #[test]
 fn the_greatest_inner_products_are_found_among_vectors_of_several_lengths() {
     let store = store("sim:mem?size=32MiB&block=4096");

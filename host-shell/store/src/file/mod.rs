@@ -178,8 +178,8 @@ fn check_unused(host: &SysfsHost, path: &Path, number: u64, is_written: bool) ->
     if !is_written {
         usage.holders.retain(|holder| !holder.is_program());
     }
-    // An ordinary user, to whom the device may belong, does not see the programs of other users. Here a use that cannot
-    // be seen is not counted as a use.
+    // An ordinary user, to whom the device may belong, does not see the programs of other users. So uses that cannot be
+    // seen do not refuse the device; the description of the data path names them.
     let unseen = usage.list_unseen();
     usage.unseen.clear();
     usage.refuse(&path.display().to_string(), "; or choose another device")?;

@@ -21,8 +21,8 @@ impl InputArgs {
     /// Opens the file, if one is named. `elements` are those of a vector, where they are known.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a file of bare elements without the length of a vector, and for vectors of another
-    /// length; those of [`VectorFile::open`].
+    /// [`Error::Usage`] for a file of bare elements without the length of a vector, and for vectors of another length;
+    /// the errors of [`VectorFile::open`].
     pub fn open(&self, elements: Option<u32>) -> Result<Option<VectorFile>> {
         let Some(path) = &self.input else {
             return Ok(None);

@@ -57,7 +57,7 @@ pub(super) struct CrossoverBench<'c> {
     check: KernelFunction,
     stream: Stream,
     ids: DeviceMemory,
-    /// The output's memory, and where its first row goes: a multiple of a row.
+    /// The output's memory, and the offset of its first row: a multiple of a row.
     memory: DeviceMemory,
     out: u64,
     wrong: DeviceMemory,
@@ -79,9 +79,9 @@ enum BatchReader {
 pub(super) struct CrossoverCase {
     /// Rows of a batch.
     pub count: u64,
-    /// Percentage of them in the cache.
+    /// Percentage of the batch's rows that are in the cache.
     pub percent: u32,
-    /// Without a cache nothing is looked up, and nothing kept.
+    /// False for a run without a cache: nothing is looked up, and nothing kept.
     pub caches: bool,
 }
 
@@ -302,7 +302,8 @@ impl<'c> CrossoverBench<'c> {
         Ok(seconds)
     }
 
-    /// Makes the GPU's cache hold `hot` alone. A row may find no line for an instant, so that it takes several passes.
+    /// Fills the GPU's cache with `hot` and nothing else. A row may find no free line for an instant, so that it takes
+    /// several passes.
     fn warm_gpu(&mut self, hot: &[i64]) -> Result<()> {
         self.rows.wrote();
         if hot.is_empty() {
@@ -322,8 +323,7 @@ impl<'c> CrossoverBench<'c> {
         )))
     }
 
-    /// Measures the seconds of a gather by the GPU of the ids from number `first` on, until the host knows of
-    /// its end.
+    /// Measures the seconds of a gather by the GPU of the ids from number `first` on, until the host sees its end.
     fn gather(&self, first: u64, count: u64, caches: bool) -> Result<f64> {
         let row = u64::from(self.table.row_bytes);
         let request = RowRequest {
@@ -340,7 +340,7 @@ impl<'c> CrossoverBench<'c> {
         };
         let mut wait = DeadlineWait::begin();
         let begin = Instant::now();
-        // SAFETY: our own memory, which outlives the launch: it is waited for.
+        // SAFETY: the memory is our own and outlives the launch: it is waited for.
         let pending = unsafe {
             let stream = self.stream.handle();
             self.rows.gather(&self.table, &request, ways, stream)?

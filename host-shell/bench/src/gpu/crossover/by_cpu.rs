@@ -37,7 +37,7 @@ pub(super) struct BatchPlan {
     pub chunk_rows: u32,
     /// Threads.
     pub threads: u32,
-    /// The number of the first chunk: those of all batches are counted through, from 1 on.
+    /// The number of the batch's first chunk: chunks are numbered through all batches, from 1 on.
     pub first: u32,
     /// Position of the first row, in rows of the output.
     pub first_row: u64,
@@ -173,7 +173,7 @@ impl BatchState {
     }
 
     /// # Errors
-    /// When another thread has failed, or the time is over.
+    /// An error when another thread has failed, or the time is over.
     pub fn check(&self, wait: &mut DeadlineWait) -> Result<()> {
         if self.has_failed.load(Ordering::Acquire) {
             return Err(Error::internal("another thread of the batch has failed"));
@@ -401,7 +401,7 @@ impl RowWorker {
         Ok(())
     }
 
-    /// Waits for the reads that are under way after a failure: their slots are not used by others before.
+    /// Waits for the reads that are in flight after a failure: their slots are not reused before.
     pub fn settle(&mut self) {
         let begin = Instant::now();
         while self.under_way > 0 && begin.elapsed() < DeadlineWait::LIMIT {

@@ -4,11 +4,10 @@
 //! - By the GPU: one launch of `nvme_follow_rows` for all rows of all chases.
 //! - By the CPU: threads read the next id in pinned memory and request that row at once, each chase
 //!   independently. All rows are copied to the output at the end.
-//! - By the CPU for the GPU: ids come from the GPU after each row, as in programs whose kernel has to compute
-//!   them.
+//! - By the CPU for the GPU: the GPU passes the ids to the host after each row, as in programs whose kernel has to
+//!   compute them.
 //!
-//! The rows are those of the table: their content is a function of their position, so that the host knows each
-//! chase.
+//! The rows are those of the table: their content is a function of their offset, so that the host knows each chase.
 // UNSAFETY: launches kernels over this module's own memory.
 #![allow(unsafe_code)]
 
@@ -82,7 +81,7 @@ struct ChaseMemory {
     out: DeviceMemory,
     expected: DeviceMemory,
     wrong: DeviceMemory,
-    /// As many rows in pinned memory.
+    /// Pinned memory for the same number of rows.
     slots: GpuData,
 }
 
@@ -305,7 +304,8 @@ impl ChaseBench<'_> {
             block_shift: 12,
             ..GatherLaunch::default()
         };
-        // SAFETY: rows of the slots to as many places; both outlive the launch, which is waited for.
+        // SAFETY: the kernel copies rows of the slots to as many rows of the output; both outlive the launch, which is
+        // waited for.
         unsafe {
             memory
                 .module
@@ -318,8 +318,8 @@ impl ChaseBench<'_> {
         Ok(walked + begin.elapsed().as_secs_f64())
     }
 
-    /// Measures the seconds of all walks where the GPU has the rows' ids after each row: the host gets them,
-    /// and reads the next rows to the GPU.
+    /// Measures the seconds of all walks if the GPU has the rows' ids after each row: they are copied to the host,
+    /// which reads the next rows for the GPU.
     fn for_gpu(
         &mut self,
         memory: &ChaseMemory,
@@ -353,7 +353,8 @@ impl ChaseBench<'_> {
         let begin = Instant::now();
         for _ in 0..walks.hops {
             self.cpu.run(RowBatch::of_host(walks.count), cut)?;
-            // SAFETY: the first words of rows in the output to pinned memory for as many; both are waited for.
+            // SAFETY: the kernel copies the first words of rows in the output to pinned memory with room for them; both
+            // outlive the launch, which is waited for.
             unsafe {
                 let blocks = walks.count.div_ceil(32 * BLOCK_WARPS);
                 memory.module.launch(

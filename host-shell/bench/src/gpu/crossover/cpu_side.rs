@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of the slots: as many as the GPU's 32 stations have.
+/// Bytes of the slots: the same as those of the GPU's 32 stations.
 const SLOT_BYTES: u64 = 32 << 20;
 /// Chunks of a batch at most.
 const MOST_CHUNKS: u32 = 4096;
@@ -81,7 +81,7 @@ pub(super) struct CpuSide {
     shared: Arc<BatchState>,
     launcher: CopyLauncher,
     awake: u32,
-    /// Chunks of all batches so far.
+    /// Number of chunks of all batches so far.
     chunks: u32,
 }
 
@@ -222,7 +222,7 @@ impl CpuSide {
         Ok(())
     }
 
-    /// Puts `ids` where the host has them.
+    /// Stores `ids` in the memory from which the host reads them.
     pub fn set_ids(&self, ids: &[i64]) {
         self.set_next(ids.len() as u32, |at| ids[at]);
     }
@@ -237,8 +237,8 @@ impl CpuSide {
         self.launcher.out
     }
 
-    /// Measures the seconds of a batch, from its ids to the host's knowledge that all rows are in place.
-    /// Threads that are awake are as many as `cut` says.
+    /// Measures the seconds of a batch, from its ids to the time when the host sees that all rows are in the output.
+    /// `cut` has the number of threads that are awake.
     ///
     /// # Errors
     /// A read that failed, the driver's, and past a deadline.
@@ -263,7 +263,8 @@ impl CpuSide {
         let begin = Instant::now();
         if let Some(ids) = batch.ids {
             let bytes = batch.count as usize * 8;
-            // SAFETY: the caller's ids, and pinned memory for as many, which is waited for.
+            // SAFETY: the source is the caller's ids, the target pinned memory with room for them; the copy is waited
+            // for.
             unsafe { launcher.stream.copy_out(shared.ids.start(), ids, bytes)? };
             while !launcher.stream.is_done()? {
                 wait.look()?;
@@ -305,7 +306,7 @@ impl CopyLauncher {
         }
         let chunk = self.launched;
         self.launch(shared, plan, chunk)?;
-        // Only where another chunk waits for the slots.
+        // The event is needed only if another chunk waits for the slots.
         if plan.chunks() > REGIONS {
             self.ends.push_back(StreamEvent::record(&self.stream)?);
         }
@@ -368,7 +369,7 @@ impl CopyLauncher {
         };
         let warps = count.div_ceil(u64::from(lanes)) as u32;
         let blocks = warps.div_ceil(BLOCK_WARPS).min(COPY_WARPS / BLOCK_WARPS);
-        // SAFETY: rows of the slots, of the cache and of the output, which the index names; the stream keeps the order.
+        // SAFETY: the index names rows of the slots, of the cache and of the output; the stream keeps the order.
         unsafe {
             self.module
                 .launch(&self.stream, self.copy, blocks, BLOCK_THREADS, &launch)

@@ -6,9 +6,9 @@ use std::collections::HashMap;
 /// Batches that follow on each other, of different rows, and those of the rows that are in the cache before the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BatchSeries {
-    /// All rows, in the order in which they are asked for.
+    /// All requested rows, in the order of their requests.
     pub ids: Vec<i64>,
-    /// Rows that are read before, so that they hit the cache.
+    /// Rows that are read before the batch, so that they are in the cache.
     pub hot: Vec<i64>,
     /// Rows of a batch.
     pub count: usize,

@@ -3,7 +3,7 @@
 //! Lines are assigned in round-robin order, the oldest first, so that those of one chunk of a batch are
 //! contiguous. A line carries the number of its chunk: its bytes are valid for chunks after that one.
 //!
-//! Threads look up and claim concurrently within a chunk. Those of the next chunk begin when all of them have
+//! Threads look up and claim lines of a chunk concurrently. Lookups of the next chunk begin when all of them have
 //! ended.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -50,7 +50,7 @@ impl RowIndex {
         is_there.then(|| line - 1)
     }
 
-    /// Returns `count` lines that follow on each other, the first of them. A line is its number modulo
+    /// Reserves `count` consecutive lines and returns the first of them. The index of a line is its number modulo
     /// [`lines`](Self::lines).
     pub fn give(&self, count: u64) -> u64 {
         self.next.fetch_add(count, Ordering::Relaxed)
@@ -97,7 +97,7 @@ mod tests {
         }
         assert_eq!((index.find(7, 3), index.find(9, 3)), (None, Some(1)));
         assert_eq!((index.find(3, 3), index.give(0)), (Some(0), 5));
-        // A row that came twice has its last line; the other one is given out without harm.
+        // A row that was read twice is found in its last line; the other line is reused without harm.
         let again = index.give(1);
         assert_eq!(index.claim(again, 9, 3), 1);
         let other = index.give(1);

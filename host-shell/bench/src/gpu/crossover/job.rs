@@ -20,19 +20,19 @@ pub struct CrossoverJob {
     pub row_bytes: Vec<u32>,
     /// Rows of a batch.
     pub batches: Vec<u64>,
-    /// Bytes of a batch at most: longer ones are cut to it.
+    /// Largest number of bytes of a batch: longer ones are cut to it.
     pub most_bytes: u64,
     /// Percent of a batch in the cache.
     pub hits: Vec<u32>,
     /// Walks from row to row at a time, each with rows of 4 KiB at most: one case each.
     pub walks: Vec<u32>,
-    /// Rows of a walk, or fewer where all of them are more than `most_bytes`.
+    /// Number of rows of a walk, or fewer if all of them exceed `most_bytes`.
     pub hops: u32,
     /// Runs of each case; the median counts.
     pub runs: usize,
     /// Seed of the table and of the ids.
     pub seed: u64,
-    /// Threads of the CPU that submit, at most; 0 is one for each core.
+    /// Largest number of threads of the CPU that submit; 0 is one for each core.
     pub threads: u32,
     /// Queues and stations of the GPU.
     pub options: RowsOptions,

@@ -1,9 +1,9 @@
 //! GPU-initiated against CPU-initiated reads: the same rows of the same drive, through a cache in GPU memory
 //! and pinned slots, by the same copy, to the same output.
 //!
-//! Each batch has an exact number of rows in the cache: they are read before, and the drive's count of read
-//! commands must grow by the number of the others. Every word of every row is checked on the GPU after the
-//! timed part.
+//! Each batch has an exact number of rows in the cache: they are read before, and the drive's count of read commands
+//! must grow by exactly the number of the other rows. Every word of every row is checked on the GPU after the timed
+//! part.
 //!
 //! - [`ids`]: batches with an exact hit rate. [`bench`]: both sides, alternating.
 //! - [`cpu_side`]: the CPU's side; [`by_cpu`]: one of its threads, [`team`]: its thread pool, [`index`]: the
@@ -39,7 +39,7 @@ use std::sync::Arc;
 /// Measures all cases on `device`; `emit` gets one object for the machine and one for each case.
 ///
 /// # Errors
-/// What keeps a case from running, rows that are wrong, another count of reads than there are misses, and those of
+/// Errors that keep a case from running, wrong rows, a count of reads that differs from the misses, and the errors of
 /// `emit`.
 pub fn crossover(
     device: Arc<dyn Device>,
@@ -91,7 +91,7 @@ pub fn crossover(
         let rows = GpuRows::create(controller, &access, *info, options, config.timeout)?;
         CrossoverBench::new(&gpu, (controller, *info), rows, (row_bytes, threads), job)
     };
-    // Not earlier: a run that is refused for one of its sizes of rows has overwritten nothing.
+    // The table is written only here: a run that is refused for one of its row sizes has overwritten nothing.
     for row_bytes in &job.row_bytes {
         drop(bench_of(*row_bytes)?);
     }

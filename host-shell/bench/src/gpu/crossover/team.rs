@@ -25,7 +25,7 @@ struct TurnBaton {
     done: AtomicU32,
     /// Threads that spin.
     ready: AtomicU32,
-    /// As `awake`, for those that spin.
+    /// Number of threads that should be awake, for the threads that spin.
     wanted: AtomicU32,
 }
 
@@ -64,7 +64,8 @@ impl HelperThreads {
         self.threads.len() as u32 + 1
     }
 
-    /// Wakes as many as work on batches of `threads` threads, and lets the others sleep. Returns when it is so.
+    /// Wakes the threads that work on batches of `threads` threads, and lets the others sleep. Returns when all of them
+    /// have done so.
     ///
     /// # Errors
     /// Past the deadline.
@@ -82,7 +83,7 @@ impl HelperThreads {
         Ok(())
     }
 
-    /// Begins with a batch; those that are awake work on it.
+    /// Begins a batch; the threads that are awake work on it.
     pub fn begin(&self, plan: BatchPlan) {
         self.baton.shared.begin(&plan);
         *lock(&self.baton.plan) = plan;
@@ -105,7 +106,7 @@ impl Drop for HelperThreads {
         self.baton.wanted.store(0, Ordering::Release);
         self.baton.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // It panics only where a lock is poisoned, and has ended then.
+            // The thread panics only if a lock is poisoned, and has ended then.
             let _ = thread.join();
         }
     }

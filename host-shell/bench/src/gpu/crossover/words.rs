@@ -18,7 +18,7 @@ pub(super) struct SharedWords {
 
 impl SharedWords {
     /// # Errors
-    /// Without memory that the GPU reaches.
+    /// An error without memory that the GPU reaches.
     pub fn new(gpu: &Arc<Gpu>, count: usize) -> Result<Self> {
         let pages = Arc::new(DmaPages::new(count.max(1) * 8)?);
         Ok(Self {
@@ -39,7 +39,8 @@ impl SharedWords {
     }
 
     fn all(&self) -> &[AtomicI64] {
-        // SAFETY: `count` words of zeroed pages, mapped as long as `self`; the host uses them as atomics alone.
+        // SAFETY: the slice is `count` words of zeroed pages, mapped as long as `self`; the host uses them as atomics
+        // alone.
         unsafe { std::slice::from_raw_parts(self.pages.start().cast::<AtomicI64>(), self.count) }
     }
 

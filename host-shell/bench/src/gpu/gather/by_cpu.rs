@@ -21,7 +21,7 @@ pub(super) struct CpuQueues {
 }
 
 impl CpuQueues {
-    /// As many of `most` queues as the controller has left.
+    /// Creates at most `most` queues, as many as the controller has left.
     pub fn new(controller: &Controller, info: NamespaceInfo, most: usize) -> Self {
         let queues = (0..most).map_while(|_| controller.create_queue_pair(2 * DEPTH).ok());
         Self {

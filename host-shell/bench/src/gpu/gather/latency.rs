@@ -21,9 +21,9 @@ const REPLAYS: u64 = 100;
 const FEWEST: u64 = 10;
 
 impl GatherFixture {
-    /// Compares a gather of 32 rows with the bare kernel that copies as many: microseconds from the launch to
-    /// the host's knowledge of the end, and of the GPU alone. Medians, in turns, of 40 for each run, or of
-    /// fewer where a run gathers fewer rows than that.
+    /// Compares a gather of 32 rows with a kernel that only copies the same number: microseconds from the launch until
+    /// the host sees the end, and on the GPU alone. The results are medians of 40 for each run, alternating, or of
+    /// fewer rows if a run gathers fewer.
     pub(super) fn hop(&self, case: &GatherCase) -> Result<Value> {
         let request = self.request(case, HOP_ROWS.min(case.count));
         let bare = GatherLaunch {
@@ -70,7 +70,7 @@ impl GatherFixture {
         let rows = GRAPH_ROWS.min(case.count);
         let request = self.request(case, rows);
         let (graph, pending) = CudaGraph::capture(&self.stream, |stream| {
-            // SAFETY: our own memory, which outlives the graph: its launches are waited for.
+            // SAFETY: the memory is our own and outlives the graph: its launches are waited for.
             unsafe { self.drives.gather(&case.table, &request, None, stream) }
         })?;
         let bare = GatherLaunch {

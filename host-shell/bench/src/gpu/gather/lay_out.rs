@@ -22,10 +22,10 @@ pub(in crate::gpu) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Checks that all of the table has room on the drives, before any of it is written.
+/// Checks that the drives have room for the whole table, before any of it is written.
 ///
 /// # Errors
-/// [`Error::Usage`] where it has not, and for rows that are longer than the table.
+/// [`Error::Usage`] if they have not, and for rows that are longer than the table.
 pub(in crate::gpu) fn check_room(
     controllers: &[(Controller, NamespaceInfo)],
     (nsid, cases): (Nsid, &GatherCases),
@@ -95,7 +95,8 @@ pub(super) fn fill(pages: &DmaPages, seed: u64) {
             scope.spawn(move || {
                 let start = std::ptr::with_exposed_provenance_mut::<u64>(start);
                 for index in range {
-                    // SAFETY: inside the pages, each word by one thread, which ends before they are used.
+                    // SAFETY: the access stays inside the pages; each word is written by one thread, which ends before
+                    // the pages are used.
                     unsafe { start.add(index).write(data_word(seed, index as u64)) };
                 }
             });

@@ -1,7 +1,7 @@
 //! `out = table[ids]` measured: rows by ids that lie in GPU memory, beside the bare limit and rivals on the same data;
 //! and the same rows written back.
 //!
-//! The table's words are a function of their place, so that each row gathered is checked on the GPU.
+//! The table's words are a function of their offset, so that each gathered row is checked on the GPU.
 // UNSAFETY: launches kernels over this module's own memory.
 #![allow(unsafe_code)]
 
@@ -68,7 +68,7 @@ impl GatherJob {
     /// Makes the cache of a case, if one is measured.
     ///
     /// # Errors
-    /// Those of [`GpuRows::cache`].
+    /// The errors of [`GpuRows::cache`].
     fn cache(&self, rows: &GpuRows, row_bytes: u32) -> Result<Option<TableCache>> {
         match self.cache_bytes {
             0 => Ok(None),
@@ -145,7 +145,7 @@ impl MeasuredDrives {
     }
 }
 
-/// Runs the cases on `devices`, in stripes where there are several; `emit` gets one object each.
+/// Runs the cases on `devices`, in stripes if there are several; `emit` is called with an object for each.
 ///
 /// # Errors
 /// The error that keeps a case from running; wrong rows.
@@ -188,7 +188,8 @@ pub fn gather(
         rows.map(Arc::new)
     });
     let drives = MeasuredDrives::new(rows.collect::<Result<_>>()?, job.cases.table_bytes)?;
-    // Not earlier: a run that is refused has overwritten nothing, also where a cache cannot be made.
+    // The table is written only after this: a run that is refused, also because a cache cannot be made, has overwritten
+    // nothing.
     for row_bytes in &job.cases.row_bytes {
         drop(job.cache(&drives.first, *row_bytes)?);
     }
@@ -247,7 +248,7 @@ struct GatherCase {
     wrong: DeviceMemory,
     staging: Arc<DmaPages>,
     staged: RegisteredMemory,
-    /// The staging memory where the drive reaches it, for reads by the CPU.
+    /// The staging memory, if the drive reaches it, for reads by the CPU.
     mapped: Option<DmaBuffer>,
 }
 
@@ -361,7 +362,7 @@ impl GatherFixture {
     fn gather(&self, case: &GatherCase, cache: Option<&TableCache>) -> Result<f64> {
         let request = self.request(case, case.count);
         self.timed(|stream| {
-            // SAFETY: our own memory, which outlives the launch: it is waited for.
+            // SAFETY: the memory is our own and outlives the launch: it is waited for.
             unsafe { self.drives.gather(&case.table, &request, cache, stream) }
         })
     }
@@ -424,7 +425,8 @@ impl GatherFixture {
                 let ids = &case.host_ids[range.clone()];
                 scope.spawn(move || {
                     for (index, id) in range.zip(ids) {
-                        // SAFETY: rows of the mirror and of the staging memory, each written by one thread.
+                        // SAFETY: the copy is from a row of the mirror to a row of the staging memory, and one thread
+                        // writes each row.
                         unsafe {
                             std::ptr::copy_nonoverlapping(
                                 std::ptr::with_exposed_provenance::<u8>(from + *id as usize * row),
@@ -437,7 +439,7 @@ impl GatherFixture {
             }
         });
         let bytes = case.host_ids.len() * row;
-        // SAFETY: both are ours and outlive the copy, which is waited for.
+        // SAFETY: both memories are our own and outlive the copy, which is waited for.
         unsafe {
             let from = case.staging.start();
             self.stream.copy_in(case.out.address(), from, bytes)?;
@@ -447,8 +449,8 @@ impl GatherFixture {
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// Measures the seconds of the same rows by commands of the CPU on the same drive, and one copy; `None`
-    /// where it has no queue, or a row is no whole blocks.
+    /// Measures the seconds of the same rows by commands of the CPU on the same drive, and one copy; `None` if the CPU
+    /// has no queue, or rows are no whole blocks.
     fn by_cpu(&self, case: &GatherCase) -> Result<Option<f64>> {
         let (Some(cpu), Some(staging)) = (&self.cpu, &case.mapped) else {
             return Ok(None);
@@ -456,7 +458,7 @@ impl GatherFixture {
         let begin = Instant::now();
         cpu.read(&case.host_ids, case.table.row_bytes, staging.iova())?;
         let bytes = case.host_ids.len() * case.table.row_bytes as usize;
-        // SAFETY: both are ours and outlive the copy, which is waited for.
+        // SAFETY: both memories are our own and outlive the copy, which is waited for.
         unsafe {
             let from = case.staging.start();
             self.stream.copy_in(case.out.address(), from, bytes)?;

@@ -103,7 +103,7 @@ impl<'g> LaunchSequence<'g> {
     /// Puts a kernel into the stream by `launch` that reads nothing from a drive.
     ///
     /// # Errors
-    /// Those of `launch`.
+    /// The errors of `launch`.
     pub fn kernel(&mut self, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         launch()?;
         (self.has_kernels, self.is_silent) = (true, true);

@@ -1,12 +1,12 @@
 //! Machines as text, built as folders that look like /sys, /proc and /dev.
 //!
-//! A line is a root complex (`pci0000:00`), a function, indented below what it is below (`root`, `up`, `down`, `bridge`,
-//! `nvme`, `gpu`, `other`, then its address and its traits), or `file PATH = CONTENT`. `user` at the beginning hides from
-//! configuration space what only root may read.
+//! A line is a root complex (`pci0000:00`), a function, indented below its parent (`root`, `up`, `down`, `bridge`,
+//! `nvme`, `gpu`, `other`, then its address and its traits), or `file PATH = CONTENT`. `user` at the beginning hides
+//! the parts of configuration space that only root may read.
 
 use nvme_driver::sysfs::testing::Tree;
 
-/// Traits of a function, as `name=value`; `model=` comes last and takes the rest of the line.
+/// Traits of a function, as `name=value`; `model=` comes last and takes all that follows on the line.
 struct Traits<'t>(&'t str);
 
 impl<'t> Traits<'t> {

@@ -1,7 +1,7 @@
 //! safetensors: eight bytes of length, a header in JSON, and the data of all tensors without gaps.
 //!
-//! The format's own crate judges the header: a header that it accepts is read, a header that it rejects is
-//! rejected. Duplicate names are rejected as well, although the crate accepts them and keeps the last.
+//! The format's own crate decides about the header: a header that it accepts is read, a header that it rejects is
+//! rejected. Duplicate names are rejected as well, although the crate accepts them and keeps the last one.
 
 mod described;
 mod refusal;

@@ -1,4 +1,4 @@
-//! Why the crate refused a header: its own words name neither the tensor nor the key.
+//! The reason why the crate refused a header: the crate's own message names neither the tensor nor the key.
 
 use super::super::entry::in_order;
 use super::super::pairs::JsonPairs;
@@ -7,8 +7,8 @@ use ::safetensors::tensor::{Dtype, TensorInfo};
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
-/// Describes the fault of the header `text` of a file whose data begin at byte `data`, with the tensor and the
-/// key; `None` if the crate's message says it best.
+/// Describes the fault of the header `text` of a file whose data begin at byte `data`, with the tensor and the key;
+/// `None` if the crate's message is as good.
 pub fn of(text: &str, data: u64) -> Option<String> {
     let pairs: JsonPairs<Json> = match serde_json::from_str(text) {
         Ok(pairs) => pairs,

@@ -1,4 +1,5 @@
-//! What the crate `safetensors` loads is read, and what it refuses is refused: over headers that are broken at random.
+//! A file that the crate `safetensors` loads is read, and one that it refuses is refused: over headers that are broken
+//! at random.
 
 use super::super::Catalog;
 use ::safetensors::SafeTensors;
@@ -19,7 +20,7 @@ impl Random {
     }
 }
 
-/// Parts of headers: whole tensors, and what JSON and the format are made of.
+/// Parts of headers: whole tensors, and the elements of JSON and of the format.
 const WORDS: [&str; 30] = [
     "{",
     "}",
@@ -113,7 +114,7 @@ fn compare(file: &[u8], counts: &mut [u32; 2]) {
             );
             counts[1] += 1;
         }
-        // Of a name that is there twice the crate takes the last one.
+        // If a name is there twice, the crate takes the last one.
         (Err(ours), Ok(_)) if ours.to_string().contains("is there twice") => {}
         _ => panic!("{ours:?}, and the crate {theirs:?}: {shown}"),
     }

@@ -1,4 +1,4 @@
-//! GGUF: built by hand, and broken at known places.
+//! GGUF files that are built by hand, and broken in known fields.
 
 use super::super::{Catalog, CatalogFormat, Dtype, MetadataValue};
 use super::of;
@@ -102,7 +102,7 @@ fn tensors_have_their_types_shapes_and_places() {
     assert!(matches!(of(&padded), Err(Error::Usage { .. })));
 }
 
-/// Sizes as the package gguf 0.19.0 has them (GGML_QUANT_SIZES), but for q8_1, which ggml-common.h says.
+/// The sizes are those of the package gguf 0.19.0 (GGML_QUANT_SIZES), except q8_1, whose size is in ggml-common.h.
 #[test]
 fn types_without_arithmetic_are_listed_by_their_sizes() {
     for (number, name, elements, block) in [

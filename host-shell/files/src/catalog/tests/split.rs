@@ -190,7 +190,7 @@ fn what_is_missing_or_wrong_is_named() {
         &|one| one.number = 3,
         "split.no is 3 and split.count is 3",
     );
-    // A part with what another one has behind it.
+    // A part that has another part behind it.
     let glued = [part(1).file(), part(2).file()].concat();
     folder.write(2, &glued);
     refused_longer(&folder.part(1));

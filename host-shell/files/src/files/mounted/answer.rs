@@ -1,5 +1,4 @@
-//! The kernel's answer to FIEMAP: checked, and refused where the blocks do not hold the file's bytes as they
-//! are.
+//! The kernel's answer to FIEMAP: checked, and refused if the blocks do not hold the file's bytes unchanged.
 
 use super::ioctl::RawExtent;
 use nvme_driver::error::{Error, Result};
@@ -8,7 +7,7 @@ use nvme_ext4::FileExtent;
 /// Limit of the extents of a file that are examined: a more fragmented file is refused rather than read in tiny
 /// commands.
 const MOST_EXTENTS: usize = 1 << 22;
-/// Places are multiples of this.
+/// Offsets of extents are multiples of this number of bytes.
 const SECTOR: u64 = 512;
 
 mod flag {
@@ -17,7 +16,7 @@ mod flag {
     pub const MERGED: u32 = 0x1000;
 }
 
-/// Flags of extents whose blocks do not hold the file's bytes as they are, with the remedies.
+/// Flags of extents whose blocks do not hold the file's bytes unchanged, with the remedies.
 const REFUSED: [(u32, &str, &str); 9] = [
     (0x800, "is not written", WRITE),
     (0x4, "is in memory alone", SYNC),
@@ -57,10 +56,10 @@ impl FileExtents {
     /// Adds an answer to the query for the extents from [`start`](Self::start) on.
     ///
     /// # Errors
-    /// [`Error::Usage`] for extents that do not hold the file's bytes as they are, or for too many;
-    /// [`Error::Device`] for an impossible answer.
+    /// [`Error::Usage`] for extents that do not hold the file's bytes unchanged, or for too many; [`Error::Device`] for
+    /// an impossible answer.
     pub fn add(&mut self, answer: &[RawExtent]) -> Result<()> {
-        // Nothing but a hole is left.
+        // An empty answer means that only a hole follows.
         self.is_complete |= answer.is_empty();
         for (index, raw) in answer.iter().enumerate() {
             if let Some((_, what, remedy)) = REFUSED.iter().find(|one| raw.flags & one.0 != 0) {

@@ -67,7 +67,7 @@ pub fn fiemap(file: &File, start: u64) -> io::Result<Vec<RawExtent>> {
         reserved: 0,
         extents: [RawExtent::default(); MOST],
     };
-    // SAFETY: the structure has room for as many extents as it says, and outlives the call.
+    // SAFETY: the structure has room for the number of extents that it states, and outlives the call.
     unsafe { call(file, FIEMAP, (&raw mut asked).cast())? };
     let found = (asked.mapped_extents as usize).min(MOST);
     Ok(asked.extents[..found].to_vec())
@@ -89,13 +89,13 @@ pub fn uuid(file: &File) -> io::Result<[u8; UUID_BYTES as usize]> {
         flags: 0,
         bytes: [0; UUID_BYTES as usize],
     };
-    // SAFETY: the structure has room for as many bytes as it says, and outlives the call.
+    // SAFETY: the structure has room for the number of bytes that it states, and outlives the call.
     unsafe { call(file, EXT4_GET_UUID, (&raw mut asked).cast())? };
     Ok(asked.bytes)
 }
 
 /// # Safety
-/// `argument` is what the call `number` takes, and may be written by it.
+/// `argument` has the type that the call `number` expects, and may be written by it.
 unsafe fn call(file: &File, number: u64, argument: *mut c_void) -> io::Result<()> {
     // SAFETY: the caller's; the descriptor is open.
     match unsafe { libc::ioctl(file.as_raw_fd(), number as _, argument) } {

@@ -1,6 +1,6 @@
 //! Files of an ext4 that Linux has mounted, and where their data lie on its device.
 //!
-//! Only of files that are immutable (`chattr +i`): the kernel neither writes them nor moves their blocks.
+//! Only immutable files (`chattr +i`) are opened: the kernel neither writes them nor moves their blocks.
 
 mod answer;
 mod ioctl;
@@ -30,7 +30,7 @@ pub struct MountedFile {
     extents: Vec<FileExtent>,
 }
 
-/// Identity and state of a file. Two of them are equal only if they describe the same file, unchanged.
+/// Identity and state of a file. Two fingerprints are equal only if they describe the same file, unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileFingerprint {
     /// The UUID of the file system.
@@ -53,10 +53,10 @@ impl MountedFile {
     /// Opens the file at `path`, writes back its dirty pages, and queries the location of its data.
     ///
     /// # Errors
-    /// [`Error::File`]; [`Error::Usage`] for something other than a regular file, for a file that is not on
-    /// ext4 or not immutable, and for one with bytes that are not stored on the device as they are in the
-    /// file; [`Error::Mismatch`] for one that changes meanwhile; [`Error::Environment`] for a kernel before
-    /// Linux 6.0; [`Error::Device`] for an impossible answer.
+    /// [`Error::File`]; [`Error::Usage`] for something other than a regular file, for a file that is not on ext4 or not
+    /// immutable, and for one whose bytes are not stored unchanged on the device; [`Error::Mismatch`] for one that
+    /// changes meanwhile; [`Error::Environment`] for a kernel before Linux 6.0; [`Error::Device`] for an impossible
+    /// answer.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (file, _) = open_regular(path)?;
@@ -94,7 +94,7 @@ impl MountedFile {
         &self.extents
     }
 
-    /// Returns its inode as the kernel describes it now.
+    /// Returns the file's inode as the kernel describes it now.
     ///
     /// # Errors
     /// [`Error::File`].

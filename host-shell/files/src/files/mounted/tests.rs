@@ -1,11 +1,11 @@
-//! Files of this machine. Where the temporary folder lies on an ext4 and this process may set the flag, what the kernel
-//! answers is looked at, too; tests/guest/scripts/linux-extents.sh does so on a file system of its own.
+//! Files of this machine. If the temporary folder lies on an ext4 and this process may set the flag, the kernel's
+//! answers are checked, too; tests/guest/scripts/linux-extents.sh does so on a file system of its own.
 
 use super::*;
 use rustix::fs::{FallocateFlags, fallocate, ioctl_setflags};
 use std::os::unix::fs::FileExt;
 
-/// A file of this test, which is not immutable when it is removed.
+/// A file of this test. It loses the immutable flag before it is removed.
 struct Temporary {
     path: PathBuf,
     file: File,
@@ -28,7 +28,7 @@ impl Temporary {
         flags.is_ok_and(|flags| ioctl_setflags(&self.file, flags).is_ok())
     }
 
-    /// The file, made immutable, on an ext4; none where this machine does not allow that.
+    /// Makes the file immutable and opens it on an ext4; `None` if this machine does not allow that.
     fn mounted(&self) -> Option<Result<MountedFile>> {
         if !self.set_immutable(true) {
             eprintln!("skipped: no file can be made immutable here");
