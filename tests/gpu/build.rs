@@ -1,4 +1,4 @@
-//! Takes along the CUDA C++ example as nvcc built it, where `cargo xtask gpu-test --bundle` has had it built.
+//! Includes the CUDA C++ example that nvcc built, if `cargo xtask gpu-test --bundle` had it built.
 
 use std::path::PathBuf;
 use std::{env, fs};

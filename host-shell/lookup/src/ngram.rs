@@ -39,8 +39,8 @@ pub struct NgramHash {
 }
 
 impl NgramHash {
-    /// Makes the hashes of a model of `tokens` tokens from its multipliers, one for each place of the
-    /// longest n-gram, and the number of rows of each head, in the order of n-grams' lengths.
+    /// Makes the hashes of a model of `tokens` tokens from its multipliers, one for each position in the longest
+    /// n-gram, and the number of rows of each head, in the order of n-grams' lengths.
     pub(crate) fn new(
         tokens: u64,
         multipliers: Vec<u64>,

@@ -1,7 +1,7 @@
 //! Finds the standard descriptors that were closed when the process began.
 //!
-//! The standard library opens /dev/null in their place before `main`, so that output would be lost without an
-//! error.
+//! The standard library opens /dev/null in place of closed descriptors before `main`, so that output would be lost
+//! without an error.
 
 // UNSAFETY: a function that the C runtime calls before `main`, and fcntl(2) on descriptors that may be closed.
 #![allow(unsafe_code)]
@@ -30,7 +30,7 @@ extern "C" fn look() {
 
 /// True if descriptor `fd`, 0 to 2, was closed when the process began.
 pub fn was_closed(fd: u8) -> bool {
-    // Referenced, so that the linker keeps it.
+    // The reference makes the linker keep the function.
     #[cfg(target_os = "linux")]
     std::hint::black_box(&LOOK);
     CLOSED.load(Ordering::Relaxed) & (1 << fd) != 0

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long one block may take; none needs more than two seconds on an idle machine.
+/// Time limit of one block; none needs more than two seconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn root() -> PathBuf {
@@ -84,7 +84,7 @@ fn run(block: &str, folder: &Path) -> Output {
     }
 }
 
-/// An empty folder of its own, removed at the end.
+/// An empty folder with a unique name, removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {

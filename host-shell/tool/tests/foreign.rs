@@ -1,5 +1,5 @@
-//! Our client on another project's server (`vfio_user` of rust-vmm) with a controller that shares no code
-//! with ours: what both of our own sides got wrong together would show here.
+//! Our client on another project's server (`vfio_user` of rust-vmm) with a controller that shares no code with ours: a
+//! mistake that both of our own sides share would show here.
 #![cfg(feature = "vfio-user")]
 
 mod common;
@@ -23,8 +23,8 @@ use vfio_user::{DmaMapFlags, DmaUnmapFlags, Server, ServerBackend, ServerRegion,
 
 const BAR0: u32 = 0;
 const CONFIG: u32 = 7;
-/// What libvfio-user takes (MAX_DMA_REGIONS of its lib/private.h); it refuses more with EINVAL and says
-/// nothing of it when the version is negotiated.
+/// Limit of libvfio-user (MAX_DMA_REGIONS of its lib/private.h): it refuses more with EINVAL and does not report the
+/// limit when the version is negotiated.
 const MOST_MAPS: usize = 64;
 
 type Shared = Arc<Mutex<Controller>>;
@@ -136,7 +136,7 @@ fn serve(socket: &Path, resettable: bool) -> Shared {
     let server = Server::new(socket, resettable, Vec::new(), regions(&bar)).unwrap();
     let shared = Arc::clone(&controller);
     std::thread::spawn(move || {
-        // The regions name it by its number.
+        // The regions refer to the BAR's file by its descriptor number, so that it stays open.
         let _bar = bar;
         loop {
             let mut config = [0; 256];
@@ -237,7 +237,7 @@ fn a_reset_is_carried_out_by_either_way() {
             opened.reset().unwrap();
             assert_eq!(controller.lock().unwrap().read(0x1C), 0);
         }
-        // Once when it was made, then by message where the server can do that.
+        // The controller was reset once when it was made, then by message if the server supports that.
         let by_message = controller.lock().unwrap().resets - 1;
         assert_eq!(by_message, if resettable { 2 } else { 0 });
     }
@@ -283,7 +283,7 @@ fn a_hundred_queues_fit_into_the_ranges_that_a_server_takes() {
         assert!(done.is_success());
         assert_eq!(done.buffer.unwrap().as_slice(), [index as u8 + 1; BLOCK]);
     }
-    // What is not used any more is given up, and can be had again.
+    // Memory that is not used any more is unmapped, and can be mapped again.
     for _ in 0..200 {
         let (queue, buffers) = queues.pop().unwrap();
         drop((queue, buffers));
@@ -359,7 +359,7 @@ fn write_zeroes_does_not_deallocate_where_dlfeat_has_no_bit() {
     assert_eq!(server.lock().unwrap().executed(8), 1);
 }
 
-/// What a controller with other Identify data is: bytes by CNS and offset.
+/// Makes a controller with other Identify data: bytes by CNS and offset.
 fn with(identify: &[(u8, usize, u8)]) -> (Setup, nvme_host::Controller) {
     let setup = setup(false);
     setup.controller.lock().unwrap().identify = identify.to_vec();
@@ -441,7 +441,7 @@ fn a_subsystem_reset_is_seen_or_told_to_be_missing() {
     before.folder.fails(&reset, 2, "--allow-write");
     let (setup, controller) = with(&[]);
     refused(controller.reset_subsystem(), "CAP.NSSRS is 0");
-    // It says that it has one, and nothing happens.
+    // The controller claims to have the reset, but nothing happens.
     setup.controller.lock().unwrap().set(0x04, 1 << 5 | 1 << 4);
     refused(controller.reset_subsystem(), "CSTS.NSSRO");
 }
@@ -464,7 +464,7 @@ fn a_namespace_of_another_command_set_is_named() {
         (0, "Invalid Namespace or Format"),
     ] {
         for describes in [true, false] {
-            // A descriptor: NIDT 4, one byte. Some describe such a namespace as if it were of NVM.
+            // A descriptor: NIDT 4, one byte. Some controllers describe such a namespace as if it were of NVM.
             let (setup, controller) = with(&[(3, 0, 4), (3, 1, 1), (3, 4, csi)]);
             if describes && csi != 0 {
                 refused(controller.namespace(Nsid(1)), part);

@@ -1,5 +1,5 @@
-//! The command line with `--gpu`, against a stand-in for the driver library: kernels are host threads,
-//! GPU memory is host memory, everything else is what runs with a GPU.
+//! The command line with `--gpu`, with a stand-in for the driver library: kernels are host threads, GPU memory is host
+//! memory, everything else is the same code as with a GPU.
 #![cfg(all(feature = "cuda", feature = "sim"))]
 
 mod common;
@@ -42,7 +42,7 @@ fn what_is_wrong_with_the_driver_is_one_line_each() {
     assert!(line.contains("there is no GPU 3"), "{line}");
 }
 
-/// Another host formats the namespace while kernels write to it: the launch that meets it is the last.
+/// Another host formats the namespace while kernels write to it: no launch follows the one that meets the change.
 #[test]
 fn a_namespace_that_changes_ends_the_command() {
     let folder = Folder::new(Place::Embedded);
@@ -51,7 +51,7 @@ fn a_namespace_that_changes_ends_the_command() {
     let write = [
         "write", "-d", device, "-i", "in", "--gpu", "--bytes", "64KiB",
     ];
-    // What was under way at the change is the drive's to judge, and not the auditor's.
+    // Commands that were in flight at the change may break the auditor's rules; only the drive decides about them.
     let output = command(&folder, "", &write).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{error}");

@@ -1,5 +1,5 @@
-//! Traces of kernels: what `--trace` writes over a stand-in for the driver library, as the protocol
-//! auditor reads it, and with a ring of events that was damaged.
+//! Traces of kernels: `--trace` over a stand-in for the driver library, checked by the protocol auditor, and with a
+//! damaged ring of events.
 #![cfg(all(feature = "cuda", feature = "sim"))]
 
 mod common;
@@ -30,7 +30,7 @@ fn a_trace_has_an_event_for_each_end_of_each_command() {
     assert!(slices.iter().all(|slice| slice["ph"] == "X"), "{trace}");
 }
 
-/// What the auditor finds in a trace: the rules, and the commands that were submitted.
+/// Returns the auditor's findings in a trace: the broken rules, and the number of submitted commands.
 fn journal(lines: impl Iterator<Item = String>) -> (Vec<Rule>, u64) {
     let mut journal = DriverJournal::default();
     lines.for_each(|line| journal.line(&line));
@@ -58,8 +58,7 @@ fn the_auditor_reads_traces_and_misses_what_is_missing() {
         assert_eq!((rules, commands), (vec![Rule::UnknownCommand], 255));
         let twice = lines.iter().take(1).chain(&lines).cloned();
         assert_eq!(journal(twice).0, [Rule::CidReused]);
-        // An end that was not recorded is found when its identifier comes round again: after 16 uses of
-        // its slot.
+        // A missing end of a command is found when its identifier is reused, after 16 uses of its slot.
         let (rules, _) = without(position(" completed: "));
         assert!(rules.is_empty() || rules == [Rule::CidReused], "{rules:?}");
     }
@@ -103,7 +102,7 @@ fn a_trace_goes_on_through_outages() {
             let (rules, _) = journal(without.map(str::to_owned));
             let reused = rules.iter().all(|rule| *rule == Rule::CidReused);
             assert!(reused, "{rules:?}");
-            // Whether an identifier comes again after an outage is a matter of when it came.
+            // Whether an identifier is reused after an outage depends on the time of the outage.
             has_missed |= !rules.is_empty();
         }
         assert!(bytes(&folder.path("out")) == bytes(&image), "{fault}");
@@ -115,7 +114,7 @@ fn a_trace_goes_on_through_outages() {
     );
 }
 
-/// The ring of events is memory that a GPU wrote: nonsense in it is text like any other.
+/// The ring of events is memory that a GPU wrote: nonsense in it becomes text like any other event.
 #[test]
 fn a_damaged_ring_of_events_is_told_and_does_no_harm() {
     let folder = Folder::new(Place::Embedded);
@@ -138,7 +137,7 @@ fn a_damaged_ring_of_events_is_told_and_does_no_harm() {
     assert_eq!(first, format!("{lost} older events were replaced"));
     assert_eq!(rest.lines().count(), 1 << 17);
     assert!(rest.lines().all(|line| line.contains(" queue ")));
-    // Nothing to rely on, and nothing to stumble over.
+    // The journal must not fail, but its findings are not checked.
     journal(text.lines().map(str::to_owned));
     assert!(read("t.json").status.success());
     let trace: serde_json::Value = serde_json::from_slice(&bytes(&folder.path("t.json"))).unwrap();

@@ -28,7 +28,7 @@ fn after_a_failure_everything_is_put_back_too() {
     let image = bytes(&folder.file("disk.img", 4 * MIB, 1));
     let peer = bytes(&folder.file("peer", MIB, 2));
     for op in ["read", "write"] {
-        // Of the second queue, which goes to the peer.
+        // The fault is on the second queue, whose commands use the peer's memory.
         let device = format!("sim:disk.img?mdts=2&fault=status:0x281@qid=2,op={op},nth=5");
         folder.fails(
             &["p2p", "-d", &device, "--peer", "peer"],

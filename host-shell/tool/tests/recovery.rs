@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
-/// Longer than a busy machine keeps a server from running.
+/// Longer than a server may have to wait on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 in_each_place!(
@@ -253,8 +253,8 @@ fn dropping_a_queue_ends_what_is_in_flight_and_frees_the_queue(place: Place) {
     rig.shut_down();
 }
 
-/// What a handle reads and writes lies elsewhere once its namespace was formatted with other blocks: it sends nothing
-/// any more. A queue made since works, also after a reset.
+/// Once its namespace was formatted with another block size, the blocks of a handle lie at other bytes: it sends
+/// nothing any more. A queue that was made later works, also after a reset.
 #[test]
 fn a_namespace_with_other_blocks_is_left_alone_by_older_handles() {
     for again in [false, true] {
@@ -352,8 +352,8 @@ impl Device for Changing {
     }
 }
 
-/// Rings, lists and doorbells of the first bring-up are where such a controller would not look for them: it
-/// stays disabled, and each caller gets the cause.
+/// Rings, lists and doorbells of the first bring-up lie at addresses that such a controller would not use: it stays
+/// disabled, and each caller gets the cause.
 #[test]
 fn a_controller_that_comes_back_with_another_shape_is_left_alone() {
     let larger: fn(&mut Cap) = |cap| {
@@ -388,7 +388,7 @@ fn a_controller_that_comes_back_with_another_shape_is_left_alone() {
         assert!(!cc.en(), "it is not enabled");
         let error = controller.create_queue_pair(16).map(drop).unwrap_err();
         assert!(error.to_string().contains(told), "{error}");
-        // After it was opened again, with its present block size, it works.
+        // After it was opened again, with its present page size, it works.
         drop((queue, controller));
         device.changed.store(false, Ordering::Relaxed);
         let controller = Controller::start(device, &config).unwrap();

@@ -1,5 +1,5 @@
-//! `bench --recover` against controllers that lose commands, die, leave and come back: it goes on, tells
-//! what happened, and the data is right.
+//! `bench --recover` against controllers that lose commands, die, leave and come back: the run continues, reports the
+//! outages, and the data is right.
 #![cfg(feature = "sim")]
 
 mod common;
@@ -51,7 +51,7 @@ fn lost_commands_are_sent_again(place: Place) {
     let device = "sim:mem?size=16MiB&queues=4&fault=wrongcid:0x777@nth=500";
     let recovery = bench(&folder, device, &["--queues", "2"]);
     assert_eq!(count(&recovery, "resets"), 1, "{recovery}");
-    // Without faults there is nothing to tell.
+    // Without faults the report has no outages.
     let recovery = bench(&folder, "sim:mem?size=16MiB", &[]);
     let all = ["recoveries", "resets", "reopened", "lost"];
     assert!(all.iter().all(|name| count(&recovery, name) == 0));
@@ -69,7 +69,7 @@ fn a_controller_that_dies_is_reset(place: Place) {
 
 fn a_device_that_leaves_is_opened_again(place: Place) {
     let folder = Folder::new(place);
-    // In this process each opening is a new simulator, which leaves again after as many commands.
+    // In this process each opening is a new simulator, which leaves again after the same number of commands.
     let device = "sim:disk.img?size=16MiB&queues=4&fault=allones@nth=900";
     let recovery = bench(&folder, device, &["--queues", "2"]);
     assert!(count(&recovery, "reopened") >= 1, "{recovery}");
@@ -145,7 +145,7 @@ mod two_processes {
         let report: Value = serde_json::from_str(&ran.stdout).unwrap();
         assert_eq!(report["recovery"]["reopened"], 2, "{report}");
         assert_eq!(report["jobs"][0]["write"]["total_ios"], 2048, "{report}");
-        // All of it was read back and compared.
+        // All data were read back and compared.
         assert_eq!(report["verified_bytes"], 8 << 20, "{report}");
         server.stop();
     }

@@ -1,4 +1,4 @@
-//! `nvme-gpu serve` as its user sees it: what it prints, how it ends, what it refuses.
+//! `nvme-gpu serve` as its user sees it: its output, its end, and its refusals.
 #![cfg(feature = "sim")]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -30,7 +30,7 @@ impl Drop for Folder {
 }
 
 fn serve(folder: &Folder, args: &[&str]) -> Command {
-    // Signals may be ignored where the tests run: nohup and a shell's & do that.
+    // Signals may be ignored in the environment of the tests: nohup and a shell's & do that.
     let mut command = Command::new("env");
     command
         .args([
@@ -46,7 +46,8 @@ fn serve(folder: &Folder, args: &[&str]) -> Command {
     command
 }
 
-/// A connection on which a message begins: a client, where a silent one is another server's question.
+/// Returns a connection on which a message has begun, as from a client; a silent connection would be another server
+/// that tests whether the socket is in use.
 fn client(path: &Path) -> UnixStream {
     let mut client = UnixStream::connect(path).unwrap();
     client.write_all(&[0xFF; 64]).unwrap();
@@ -93,7 +94,7 @@ fn one_line_when_ready_and_one_at_the_end() {
         (&"ready".into(), &2.into())
     );
     assert_eq!(ready["socket"], "cntrl");
-    // There at once: who has read the line can connect.
+    // The socket accepts at once: a program that has read the line can connect.
     drop(client(&folder.0.join("cntrl")));
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();

@@ -1,4 +1,4 @@
-//! Two processes: our driver and `nvme-gpu serve`. Either of them leaves at any moment.
+//! Two processes: our driver and `nvme-gpu serve`. Either of them may leave at any moment.
 #![cfg(all(feature = "sim", feature = "vfio-user"))]
 
 mod common;
@@ -11,12 +11,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
-/// Commands are not what times out in these tests.
+/// Deadline of commands that must not expire in these tests.
 const LONG: Duration = Duration::from_secs(600);
 
 fn serve(device: &str, folder: &Scratch) -> Server {
     let socket = folder.0.join("cntrl");
-    // A server that was killed left its socket, which the next one does not take away by itself.
+    // A server that was killed left its socket, which the next one does not remove by itself.
     let _ = std::fs::remove_file(&socket);
     Server::start(binary(), device, &socket).unwrap()
 }
@@ -40,7 +40,7 @@ fn send_reads(controller: &Controller, queue: &mut DriverQueue) {
     queue.ring();
 }
 
-/// Everything that a device which is gone must answer.
+/// Checks all answers of a device that is gone.
 fn expect_gone(controller: Controller, queue: &mut DriverQueue, text: &str) {
     let cause = |result: Result<(), Error>| match result {
         Err(Error::Gone { cause }) => assert!(cause.contains(text), "{cause}"),
@@ -117,7 +117,7 @@ fn a_bench_reports_the_loss_and_the_next_one_runs() {
     server.kill();
     let ran = Ran::new(&arguments, started.output());
     ran.failed(5, "closed the connection");
-    // The socket file is left, and no process listens at it.
+    // The socket file still exists, but no process listens at it.
     folder.fails(&["read", "-d", &device], 4, "start the server");
     let server = serve("sim:null", &sockets);
     let report = folder.json(&["bench", "-d", &device, "--io-size", "4MiB"]);
@@ -172,7 +172,7 @@ fn clients_come_one_after_another_and_may_die() {
         std::thread::sleep(Duration::from_millis(round * 2));
         client.kill().unwrap();
         client.wait().unwrap();
-        // The next one finds a controller that has been reset, and its own data.
+        // The next client finds a controller that has been reset, and its own data.
         let input = bytes(&folder.file("in", 100 * BLOCK, round + 2));
         folder.ok(&["write", "-d", &device, "--lba", "130", "--in", "in"]);
         folder.ok(&["compare", "-d", &device, "--lba", "130", "--in", "in"]);

@@ -59,7 +59,7 @@ fn memory_of_commands_that_a_lost_server_had_is_freed() {
             queue.ring();
             assert!(shared().1 > before.1, "there is memory to free");
             server.kill();
-            // Its pipes are ours.
+            // Dropping the server closes its pipes, which belong to this process.
             drop(server);
             assert!(matches!(queue.wait(), Err(Error::Gone { .. })));
         }

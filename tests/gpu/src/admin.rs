@@ -12,10 +12,10 @@ use nvme_core::{
 use nvme_host::DmaPages;
 use std::time::{Duration, Instant};
 
-/// The admin queue. It must not be used after the memory that it was made over is gone.
+/// The admin queue. It must not be used after its memory was freed.
 pub type AdminQueue = QueuePair<'static, (), Vec<CommandSlot<()>>>;
 
-/// Asks the controller to abort a command; whether it says that it did.
+/// Asks the controller to abort a command; returns whether the controller reports success.
 pub fn abort(admin: &mut AdminQueue, qid: Qid, cid: Cid) -> Result<bool, String> {
     let deadline = Instant::now() + limit();
     let sent = admin
@@ -40,14 +40,14 @@ pub fn abort(admin: &mut AdminQueue, qid: Qid, cid: Cid) -> Result<bool, String>
 /// Bytes of memory that it needs.
 pub const BYTES: usize = 3 * 4096;
 
-/// Where a controller's properties and its admin queue are.
+/// Location of a controller's properties and of its admin queue.
 pub struct Place<'a> {
     pub registers: &'a dyn RegisterAccess,
     /// The host's addresses of the admin queue's tail and head doorbells.
     pub doorbells: [u64; 2],
     /// [`BYTES`] for the rings.
     pub pages: &'a DmaPages,
-    /// Where the controller finds them.
+    /// Address of the memory for the controller.
     pub iova: Iova,
 }
 
@@ -60,11 +60,12 @@ pub fn bring_up(
     let at = |page: usize| place.pages.start().wrapping_add(page * 4096);
     let iova = |page: usize| place.iova.offset(page as u64 * 4096);
     let bell = |address: u64| {
-        // SAFETY: doorbells of the admin queue, which live as long as the controller.
+        // SAFETY: the addresses are doorbells of the admin queue, which live as long as the controller.
         unsafe { DoorbellRegister::from_raw(address as usize as *mut u32) }
     };
     let memory = QueueMemory {
-        // SAFETY: one page each, that live as long as this rig and are used through the rings alone.
+        // SAFETY: the rings have one page each; the pages live as long as this rig and are used through the rings
+        // alone.
         sq: unsafe { SqRing::from_raw(at(0), 64, iova(0)) },
         // SAFETY: as above.
         cq: unsafe { CqRing::from_raw(at(1), 64, iova(1)) },
@@ -80,7 +81,7 @@ pub fn bring_up(
         plans,
         ..BringupConfig::default()
     };
-    // SAFETY: one page, as above.
+    // SAFETY: the words are one page, as above.
     let page = unsafe { DmaWords::from_raw(at(2), 512, iova(2)) };
     let mut machine = BringupMachine::new(registers, config, page).map_err(|e| e.to_string())?;
     let start = Instant::now();

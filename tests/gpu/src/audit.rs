@@ -1,4 +1,5 @@
-//! The protocol auditor beside the simulated controllers: which of them it watches, and what it found.
+//! The protocol auditor beside the simulated controllers: the choice of the controllers that it watches, and its
+//! findings.
 
 use nvme_sim::{Controller, Finding, HostMemory, Rule};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,10 +8,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Runs of at most this many commands are all audited; of longer ones, a few: half a microsecond for each
 /// command, behind one lock.
 const SHORT: u64 = 100_000;
-/// One in this number of longer runs is audited; prime, so that each mode, tier and fault has its turn.
+/// One in this number of longer runs is audited; the number is prime, so that each mode, tier and fault has its turn.
 const ONE_IN: u32 = 7;
 
-/// What controllers that are gone have left, since the last verdict.
+/// Findings about controllers that were dropped, since the last verdict.
 static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn found() -> MutexGuard<'static, Vec<String>> {
@@ -25,7 +26,7 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// For tests of `commands` commands each.
+    /// Makes the sampling for tests of `commands` commands each.
     pub fn new(commands: u64) -> Self {
         let one_in = if commands <= SHORT { 1 } else { ONE_IN };
         Self {
@@ -34,15 +35,15 @@ impl Sampling {
         }
     }
 
-    /// Whether the next controller is watched.
+    /// Returns whether the next controller is watched.
     pub fn next(&self) -> bool {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         turn.is_multiple_of(self.one_in)
     }
 }
 
-/// Keeps what was found of `controller`, which is about to go, besides `explained`: what its faults
-/// break.
+/// Keeps the findings about `controller`, which is about to be dropped, except the rules in `explained`, which its
+/// faults break.
 pub fn keep(controller: &Controller<HostMemory>, explained: &[Rule]) {
     let unexpected = |one: &Finding| !explained.contains(&one.rule);
     let findings = controller.findings();
@@ -50,7 +51,7 @@ pub fn keep(controller: &Controller<HostMemory>, explained: &[Rule]) {
     found().extend(lines.map(ToString::to_string));
 }
 
-/// What was kept since the last call, in one line.
+/// Returns the findings since the last call, in one line.
 pub fn verdict() -> Option<String> {
     let found = std::mem::take(&mut *found());
     let first = found.first()?;

@@ -1,4 +1,4 @@
-//! The GPU with the kernels loaded, and the ways to use them.
+//! The GPU with the kernels loaded, and the modes of using them.
 
 use crate::audit::Sampling;
 use crate::limits::finish;
@@ -12,11 +12,11 @@ pub struct Bench {
     pub gpu: Arc<Gpu>,
     pub kernels: QueueKernels,
     pub stream: Stream,
-    /// Factor on every deadline: checking tools slow kernels down.
+    /// Factor on every deadline, because checking tools slow kernels down.
     pub patience: u64,
     /// Commands of each cell of the matrix.
     pub commands: u64,
-    /// Which controllers the protocol auditor watches.
+    /// The controllers that the protocol auditor watches.
     pub audited: Sampling,
 }
 
@@ -42,8 +42,8 @@ impl Bench {
         finish(&self.stream);
     }
 
-    /// Blocks of one warp that the GPU holds at a time, at most: a thread of these kernels has more than
-    /// 128 registers, of which a multiprocessor has 65,536.
+    /// Returns the largest number of blocks of one warp that the GPU holds at a time: a thread of these kernels has
+    /// more than 128 registers, of which a multiprocessor has 65,536.
     pub fn resident_warps(&self) -> Result<u32, String> {
         let count = self.gpu.multiprocessors().map_err(|e| e.to_string())?;
         Ok(count * 16)
@@ -57,11 +57,11 @@ pub enum Mode {
     Owner,
     /// One warp does.
     Warp,
-    /// One block of 128 threads does.
+    /// One block of 128 threads owns each queue.
     Block,
-    /// Any thread, in full warps.
+    /// Any thread submits, in full warps.
     Shared,
-    /// Any thread, one of each warp, with three tokens each.
+    /// Any thread submits, one of each warp, with three tokens each.
     Divergent,
 }
 
@@ -94,7 +94,7 @@ impl Mode {
         }
     }
 
-    /// Grid and block for `queues` queues, and what the launch says of them.
+    /// Returns grid and block for `queues` queues, and sets the fields of the launch that depend on them.
     pub fn shape(self, queues: u32, launch: &mut LaunchArguments) -> (u32, u32) {
         launch.lanes = 32;
         match self {
@@ -120,10 +120,10 @@ impl Mode {
     }
 }
 
-/// How doorbells reach the controller.
+/// Path of doorbells to the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// Tier 0: words of host memory, passed on by a thread.
+    /// Tier 0: doorbells are words of host memory, passed on by a thread.
     Relayed,
     /// Tier 1: the controller's own doorbells; data in pinned host memory.
     Pinned,

@@ -1,4 +1,4 @@
-//! Rows that a host thread moves in the order of a stream: of files and stripes, and those that are written.
+//! Rows that a host thread moves in the order of a stream: rows of files and stripes, and rows that are written.
 // UNSAFETY: requests hold addresses of memory.
 #![allow(unsafe_code)]
 
@@ -66,7 +66,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("by-host/fault", |_| fault(bench));
 }
 
-/// Rows that no slot of the GPU holds.
+/// Rows that are too long for a slot of the GPU.
 fn large_rows(bench: &Bench) -> Outcome<String> {
     let drive = Drive::open(bench, DRIVE, limit())?;
     for row_bytes in [128 << 10, (300 << 10) + 1] {
@@ -84,7 +84,7 @@ fn scatter(bench: &Bench, device: &str) -> Outcome<String> {
     let mut written = 0;
     for (row_bytes, first_byte, pad) in [(4096, 0, 0), (512, 96, 16), (100, 7, 0), (9000, 5, 1)] {
         let table = drive.table(first_byte, row_bytes);
-        // Some ids come twice, one is none of the table.
+        // Some ids are repeated, one is not in the table.
         let mut ids: Vec<i64> = (0..200)
             .map(|_| throw(table.rows.min(300)) as i64)
             .collect();
@@ -217,7 +217,7 @@ fn fault(bench: &Bench) -> Outcome<String> {
     let members = "stripe:sim:mem?size=4MiB&queues=8&fault=status:0x281@op=read,every=40|sim:mem?size=4MiB&queues=8";
     let drive = Drive::open(bench, members, limit())?;
     let table = drive.table(0, 4096);
-    // No neighbours: each is read by itself.
+    // No rows are neighbours, so that each is read by itself.
     let ids = (0..600).map(|id| id * 3).collect();
     let job = Job::new(&drive, table, ids, true, 0)?;
     let codes = drive.run(&job)?;

@@ -1,5 +1,5 @@
-//! What the library does while a stream of its user is being captured in global mode, in which the driver ends a capture
-//! for any thread's allocation, query or wait: each call works, and the capture is whole.
+//! Calls of the library while a stream of its user is being captured in global mode, in which the driver ends a capture
+//! for any thread's allocation, query or wait: each call works, and the capture is complete.
 // UNSAFETY: copies between addresses of memory.
 #![allow(unsafe_code)]
 
@@ -98,7 +98,7 @@ fn stream(bench: &Bench, _: &Drive) -> Outcome<()> {
         );
         let begin = StreamEvent::record(&stream)?;
         let at = memory.address();
-        // SAFETY: two halves of one memory, which outlives the wait.
+        // SAFETY: the two halves belong to one memory, which outlives the wait.
         unsafe { stream.copy_within(at, at + 2048, 2048)? };
         let end = StreamEvent::record(&stream)?;
         finish(&stream);

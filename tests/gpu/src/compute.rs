@@ -1,4 +1,4 @@
-//! Products of matrices on a drive and vectors: each format and many shapes against sums of `f64`, and what becomes of
+//! Products of matrices on a drive and vectors: each format and many shapes against sums of `f64`, and the results of
 //! rows whose reads fail.
 // UNSAFETY: products take addresses of vectors.
 #![allow(unsafe_code)]
@@ -33,11 +33,11 @@ const FAULTS: [(&str, &str); 10] = [
     ("all-ones", "allones@op=read,nth=9"),
 ];
 
-/// What `y` holds before a product, and the elements before and after it always.
+/// Content of `y` before a product, and of the elements around it at all times.
 const POISON: f32 = -77.25;
 /// Elements of the guards.
 const GUARD: usize = 16;
-/// How far an element may lie from the sum of `f64`, in parts of the sum of all products' sizes.
+/// Largest error of an element against the sum of `f64`, relative to the sum of the absolute values of its products.
 const TOLERANCE: f64 = 1e-5;
 
 pub fn all(report: &mut Report, bench: &Bench) {
@@ -96,10 +96,10 @@ struct Job {
     columns: u32,
     offset: u64,
     x: Vec<f32>,
-    /// Each element of the product, and how far from it is right.
+    /// Each element of the product, and its allowed error.
     expected: Vec<(f64, f64)>,
     device_x: DeviceMemory,
-    /// With a guard before and after it.
+    /// Memory of `y` with a guard before and after it.
     device_y: DeviceMemory,
 }
 
@@ -176,7 +176,7 @@ impl Job {
         self.device_y.upload(0, &bytes_of(&all)).map_err(text)
     }
 
-    /// Runs it once: what became of the rows that are NaN, after every element was checked.
+    /// Runs the product once and checks every element; returns the failures, whose rows are NaN.
     fn run(&self, drive: &Drive) -> Outcome<RowFailures> {
         self.poison()?;
         let pending = self.start_on(drive, drive.stream.handle()).map_err(text)?;
@@ -228,7 +228,7 @@ fn bytes_of(numbers: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// No row, one, odd numbers of them; rows of one group and of thousands, at even bytes of the drive.
+/// Numbers of rows: none, one, odd ones; rows of one group and of thousands, at even bytes of the drive.
 fn shapes(bench: &Bench, stored: StoredFormat, block: u32) -> Outcome<String> {
     let drive = Drive::simulated(bench, block, "", limit())?;
     let least = stored.block().0.max(32);
@@ -272,7 +272,7 @@ fn shapes(bench: &Bench, stored: StoredFormat, block: u32) -> Outcome<String> {
     Ok(format!("{done} matrices of up to {most} bytes"))
 }
 
-/// Each warp has many pieces: its ring goes round often.
+/// Each warp has many pieces, so that its ring wraps often.
 fn large(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let mut bytes = 0;
@@ -360,7 +360,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
     Ok("80 products over 4 streams".to_owned())
 }
 
-/// A product of a graph sees what was written before each launch, and is NaN when the store is gone.
+/// A product in a graph sees the data written before each launch, and is NaN after the store was closed.
 fn graph(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let mut job = Job::new(&drive, bench, StoredFormat::Q4K, (200, 2048), 4096, 1)?;
@@ -409,12 +409,12 @@ fn graph(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// Elements whose rows' reads fail are NaN and counted, none is wrong, and a later product is whole where the controller
-/// comes back.
+/// Elements whose rows' reads fail are NaN and counted, none is wrong, and a later product is complete if the
+/// controller comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     let (fault, timeout) = planned(bench, fault);
     let drive = Drive::simulated(bench, 4096, &fault, timeout)?;
-    // Whole blocks: the host reads none of them.
+    // Rows are whole blocks, so that the host reads none of them.
     let job = Job::new(&drive, bench, StoredFormat::Bf16, (512, 4096), 0, 8)?;
     until_whole(name, (8, 512), "rows", || job.run(&drive))
 }

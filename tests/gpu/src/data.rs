@@ -16,7 +16,7 @@ const ROUNDS: u64 = 24;
 const READ: u32 = 2;
 const WRITE: u32 = 1;
 
-/// Every mode, with contiguous and with scattered data.
+/// Tests every mode, with contiguous and with scattered data.
 pub fn all(report: &mut Report, bench: &Bench) {
     for mode in Mode::ALL {
         for (name, scattered) in [("contiguous", false), ("scattered", true)] {
@@ -108,7 +108,7 @@ fn run(bench: &Bench, mode: Mode, scattered: bool) -> Result<String, String> {
                     rig.data_mut()[place.of(index)] = image[at + index];
                 }
             }
-            // What is read appears in the data, what is written stays there, and nothing else changes.
+            // Read blocks appear in the data, written blocks stay there, and nothing else changes.
             let mut expected = vec![CANARY; DATA];
             for (index, &byte) in image[at..at + len].iter().enumerate() {
                 expected[place.of(index)] = byte;
@@ -132,7 +132,7 @@ fn run(bench: &Bench, mode: Mode, scattered: bool) -> Result<String, String> {
     Ok(format!("{ROUNDS} launches, {} MiB compared", bytes >> 20))
 }
 
-/// Where byte `index` of the commands' data lies in the data memory.
+/// Map from byte `index` of the commands' data to its offset in the data memory.
 struct Place<'o> {
     order: &'o [u32],
     offset: usize,

@@ -1,4 +1,4 @@
-//! Kernels of users that link the core: the histogram in Rust, and in CUDA C++ where it was built.
+//! Kernels of users that link the core: the histogram in Rust, and in CUDA C++ if it was built.
 // UNSAFETY: launches kernels over raw addresses.
 #![allow(unsafe_code)]
 

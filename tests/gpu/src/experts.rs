@@ -1,5 +1,5 @@
-//! Layers of experts that the GPU chooses, reads and computes: against the CPU, and what becomes of tokens whose experts'
-//! reads fail.
+//! Layers of experts that the GPU chooses, reads and computes, compared with the CPU, and the results of tokens whose
+//! experts' reads fail.
 // UNSAFETY: steps take addresses of vectors.
 #![allow(unsafe_code)]
 
@@ -19,9 +19,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What `y` holds before a step that writes it, and what is added to by one that adds.
+/// Content of `y` before a step that writes it, and the value to which an adding step adds.
 const BEFORE: f32 = -77.25;
-/// How far an element may lie from the CPU's, in parts of the largest one.
+/// Largest difference of an element from the CPU's, relative to the largest one.
 const TOLERANCE: f32 = 1e-4;
 /// Tokens of a step at most.
 const TOKENS: u32 = 5;
@@ -49,7 +49,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("experts/graph", |_| graph(bench));
     // The host reads less than 60 times, to fill the drive.
     for (name, fault) in [
-        // More than one: the parts of a command that failed are read again one by one.
+        // The faults hit several commands, because the parts of a command that failed are read again one by one.
         ("status", "status:0x281@op=read,nth=60-120"),
         ("dropped", "drop@op=read,nth=60"),
         ("late", "delay:LATE@op=read,nth=60"),
@@ -87,7 +87,7 @@ struct Job {
     adds: bool,
 }
 
-/// Each layer has other formats, and begins at an odd place.
+/// Returns layers, each with other formats and an odd offset.
 fn layers(count: u32) -> Vec<[ExpertMatrices; 3]> {
     let stored = [
         [StoredFormat::Bf16, StoredFormat::Q8_0, StoredFormat::F32],
@@ -178,15 +178,15 @@ impl Drive {
             adds: job.adds,
             probabilities: self.probabilities.address(),
         };
-        // SAFETY: memory of the drive, which waits for each step.
+        // SAFETY: the memory belongs to the drive, which waits for each step.
         unsafe { self.cache.step(&step, stream) }
     }
 
-    /// Runs a step; what became of its reads, after its results were checked.
+    /// Runs a step and checks its results; returns the failures of its reads.
     fn run(&self, job: &Job) -> Outcome<RowFailures> {
         self.upload(job)?;
         let pending = self.start_on(job, self.stream.handle()).map_err(text)?;
-        // Nothing else is waited for: the results are there.
+        // Nothing else is waited for: the results are complete now.
         let failures = pending.wait(limit()).map_err(text)?.failures;
         let lost = self.check(job)?;
         match (failures.rows, lost) {
@@ -266,7 +266,7 @@ fn numbers_of(memory: &DeviceMemory) -> Outcome<Vec<f32>> {
     Ok(words.map(|word| f32::from_le_bytes(*word)).collect())
 }
 
-/// Widths, numbers of experts and of choices, tokens from none on, one expert alone, all of them.
+/// Cases: widths, numbers of experts and of choices, tokens from none on, one expert alone, all of them.
 fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
     let mut steps = 0;
     for shape in [
@@ -310,7 +310,7 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
     Ok(format!("{steps} steps"))
 }
 
-/// Few slots and many steps: what is in the cache is used, and nothing that was there before.
+/// Few slots and many steps: experts in the cache are used, and never ones that were replaced.
 fn policies(bench: &Bench, policy: ReplacementPolicy) -> Outcome<String> {
     let pinned = [(0, 4), (2, 0)];
     let drive = Drive::new(
@@ -426,8 +426,8 @@ fn usage(bench: &Bench) -> Outcome<String> {
     Ok("refused before anything is launched".to_owned())
 }
 
-/// A token of a graph has the experts that its logits choose when it is launched. After the store is gone those that are in
-/// the cache are computed still, and tokens that need others are NaN.
+/// A token in a graph uses the experts that its logits choose when it is launched. After the store was closed, experts
+/// in the cache are still computed, and tokens that need others are NaN.
 fn graph(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(
         bench,
@@ -485,7 +485,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
         y,
         probabilities,
     } = drive;
-    // The store is closed when nothing has it any more; the memory of the cache stays.
+    // The store is closed when its last user is dropped; the memory of the cache stays.
     drop((experts, cache));
     let width = SMALL.width as usize;
     job.logits[8] = 9.0;
@@ -503,7 +503,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// Tokens whose experts' reads fail are NaN, none is wrong, and later ones are whole where the controller comes back.
+/// Tokens whose experts' reads fail are NaN, none is wrong, and later ones are complete if the controller comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     let (fault, timeout) = planned(bench, fault);
     let drive = Drive::new(

@@ -1,5 +1,5 @@
-//! Attention over memory of the GPU, every rung against sums of `f64`: shapes with edges, halves of both kinds, streams,
-//! graphs, and what is refused.
+//! Attention over memory of the GPU, every rung against sums of `f64`: shapes with edges, halves of both kinds,
+//! streams, graphs, and refusals.
 // UNSAFETY: launches take addresses of vectors.
 #![allow(unsafe_code)]
 
@@ -18,7 +18,7 @@ use nvme_host::cuda::CudaGraph;
 
 /// Bytes before and after results that no kernel may write.
 const GUARD: usize = 256;
-/// What results, workspaces and guards hold before: as a half and as a number not a number.
+/// Content of results, workspaces and guards before a run: NaN, as a half and as a number.
 const POISON: u8 = 0xFF;
 
 /// Sequences, heads, heads of keys; queries, keys, elements.
@@ -91,7 +91,7 @@ fn shapes(
     let (mut done, mut worst) = (0, 0.0f64);
     for (index, (groups, sizes)) in SHAPES.into_iter().enumerate() {
         for causal in [false, true] {
-            // In turns: other strides, and counts.
+            // Cases alternate between other strides, and counts.
             let by_token = (index + usize::from(causal)) % 2 == 1;
             let counts = by_token.then(|| {
                 (0..groups[0])
@@ -139,7 +139,7 @@ fn large(bench: &Bench, attention: &FlashAttention) -> Outcome<String> {
     ))
 }
 
-/// No rung adds in an order of its own.
+/// Every rung adds in a fixed order, so that its bits are the same each time.
 fn same_bits(bench: &Bench, attention: &FlashAttention, rung: AttentionStep) -> Outcome<String> {
     let shape = heads([1, 4, 2], [3, 600, 64], true);
     let case = Case::new(bench, attention, rung, (shape, true, false), None, 5)?;
@@ -187,7 +187,7 @@ fn streams(bench: &Bench, attention: &FlashAttention, rung: AttentionStep) -> Ou
     Ok("40 launches over 4 streams".to_owned())
 }
 
-/// A launch of a graph sees the vectors and counts of its time.
+/// A launch of a graph sees the vectors and counts that are in memory then.
 fn graph(bench: &Bench, attention: &FlashAttention, rung: AttentionStep) -> Outcome<String> {
     let shape = heads([2, 4, 1], [2, 300, 64], true);
     let counts = Some(vec![300, 300]);
@@ -327,7 +327,7 @@ fn usage(bench: &Bench, attention: &FlashAttention) -> Outcome<String> {
             workspace: 0,
             ..good
         };
-        // SAFETY: as above, where a workspace is needed; else the vectors are there, and it is waited for.
+        // SAFETY: as above, if a workspace is needed; else the vectors are valid until the wait below.
         let without = unsafe { attention.attend(rung, &job, bench.stream.handle()) };
         bench.wait();
         let needed = attention.workspace_bytes(rung, &job) > 0;

@@ -1,5 +1,5 @@
-//! `out = table[ids]`: rows of every shape, by every kind of id, against bytes that the host works out; and what
-//! becomes of rows whose reads fail.
+//! `out = table[ids]`: rows of every shape, by every kind of id, compared with bytes that the host computes; and the
+//! results of rows whose reads fail.
 
 mod drive;
 
@@ -27,7 +27,7 @@ pub const FAULTS: [(&str, &str); 6] = [
     ("all-ones", "allones@op=read,nth=7"),
 ];
 
-/// A gather sees what was written before it began, and not what is written afterwards.
+/// A gather sees writes that came before it began, and no later ones.
 fn writes(bench: &Bench) -> Outcome<String> {
     let mut drive = Drive::new(bench, 4096, "", limit())?;
     let table = drive.table(96, 512);
@@ -65,7 +65,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     }
 }
 
-/// Rows of many sizes at many places.
+/// Gathers rows of many sizes at many offsets.
 pub fn shapes_of(drive: &Drive, seed: u64) -> Outcome<String> {
     let mut throw = dice(seed);
     let mut done = 0;
@@ -234,8 +234,8 @@ pub fn outages_of(bench: &Bench, drive: &Drive, count: usize) -> Outcome<String>
     }
 }
 
-/// Rows whose reads fail say so, no row is wrong, and a later gather works where the controller comes back. Gathers have
-/// `count` rows.
+/// Rows whose reads fail report it, no row is wrong, and a later gather works if the controller comes back. Gathers
+/// have `count` rows.
 pub fn faults(bench: &Bench, (name, fault): (&str, &str), count: usize) -> Outcome<String> {
     let timeout = fault_timeout(bench, fault);
     let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));

@@ -74,7 +74,7 @@ fn ids(count: i64) -> Vec<i64> {
     (0..count).map(|index| index * 37 % 1000).collect()
 }
 
-/// Begins and finishes until the second half reads no row: all stations came back.
+/// Begins and finishes gathers until the second half reads no row, which shows that all stations were returned.
 fn all_came_back(drive: &Drive) -> Outcome<()> {
     let job = Job::new(drive, drive.table(0, 256), ids(48), true, 0)?;
     let begin = Instant::now();
@@ -165,8 +165,8 @@ fn streams(bench: &Bench) -> Outcome<String> {
     Ok("72 gathers over 4 streams".to_owned())
 }
 
-/// More gathers are begun in one stream than there are queues, and finished in the other order: those that found none are
-/// read by their second halves, and gathers in one piece run beside them.
+/// More gathers are begun in one stream than there are queues, and finished in the reverse order: those that found no
+/// queue are read by their second halves, and ordinary gathers run beside them.
 fn many(bench: &Bench) -> Outcome<String> {
     let drive = open(bench)?;
     let (table, stream) = (drive.table(0, 256), drive.stream.handle());
@@ -192,7 +192,7 @@ fn many(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// Rows for which no queue can be held: the second half reads them as any gather.
+/// For some rows no queue can be held: the second half reads them as an ordinary gather does.
 fn by_second(bench: &Bench) -> Outcome<String> {
     let mut drive = open(bench)?;
     let odd = drive.table(2, 100);
@@ -251,7 +251,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
     let drive = open(bench)?;
     let stream = drive.stream.handle();
     let job = Job::new(&drive, drive.table(0, 256), ids(ROWS), true, 0)?;
-    // Rows to places that are no multiples of 4 bytes: refused, and finished elsewhere.
+    // Target addresses that are no multiples of 4 are refused, and the gather is finished at other ones.
     let uneven = Job::new(&drive, drive.table(0, 256), ids(ROWS), true, 2)?;
     let mut begun = job.begin_on(&drive, stream)?;
     let refused = uneven.finish_on(&mut begun, stream);
@@ -267,7 +267,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
     Ok("uneven rows, and a second finish".to_owned())
 }
 
-/// Both halves in one graph with a gather between them, replayed with other ids.
+/// Both halves are captured in one graph with a gather between them, which is replayed with other ids.
 fn replay(bench: &Bench) -> Outcome<String> {
     let drive = open(bench)?;
     current(&drive)?;
@@ -323,7 +323,7 @@ fn two_streams(bench: &Bench) -> Outcome<String> {
     Ok("3 replays".to_owned())
 }
 
-/// One half in a graph and the other not in it: refused, and a capture continues.
+/// If one half is in a graph and the other is not, it is refused, and a capture continues.
 fn apart(bench: &Bench) -> Outcome<String> {
     let drive = open(bench)?;
     let job = Job::new(&drive, drive.table(0, 256), ids(ROWS), true, 0)?;
@@ -357,7 +357,7 @@ fn apart(bench: &Bench) -> Outcome<String> {
     Ok("four ways".to_owned())
 }
 
-/// A graph with first halves alone, launched several times: what it holds comes back with the graph.
+/// A graph with first halves alone is launched several times: its stations are returned when the graph is destroyed.
 fn unfinished(bench: &Bench) -> Outcome<String> {
     let drive = open(bench)?;
     let job = Job::new(&drive, drive.table(0, 256), ids(ROWS), true, 0)?;
@@ -415,7 +415,8 @@ fn closed(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// Reads fail or have no end: each row is right or says so. Of one that fails once a later gather is right.
+/// If reads fail or have no end, each row is right or reports it. After a read that failed once, a later gather is
+/// right.
 fn faults(bench: &Bench, fault: &str) -> Outcome<String> {
     let name = format!("{DEVICE}&fault={fault}");
     let drive = Drive::open(bench, &name, fault_timeout(bench, fault))?;
@@ -443,7 +444,7 @@ fn faults(bench: &Bench, fault: &str) -> Outcome<String> {
     ))
 }
 
-/// What a user's program does with CUDA between the halves: nothing of it waits for the drive.
+/// The user's program calls CUDA between the halves: none of its calls waits for the drive.
 fn beside(bench: &Bench, call: fn(&Drive) -> Outcome<()>) -> Outcome<String> {
     let name = format!("{DEVICE}&fault=delay:3ms@op=read,every=10");
     let drive = Drive::open(bench, &name, limit())?;

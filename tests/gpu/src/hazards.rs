@@ -1,5 +1,5 @@
-//! What a user's program does with CUDA while a gather waits for the drive: none of it may wait for the drive for
-//! good, and none of it may be disturbed. docs/adr/0008 has the reasons.
+//! Calls of CUDA by a user's program while a gather waits for the drive: none of them may wait for the drive for good,
+//! and none may be disturbed. docs/adr/0008 has the reasons.
 // UNSAFETY: calls into the driver library, as a user's program makes them.
 #![allow(unsafe_code)]
 
@@ -26,7 +26,7 @@ fn check(call: &str, result: CUresult) -> Outcome<()> {
 
 type Call = fn(&Drive) -> Outcome<()>;
 
-/// What a user does meanwhile.
+/// Calls of the user meanwhile.
 pub const CALLS: [(&str, Call); 7] = [
     ("synchronize", synchronize),
     ("free", free),
@@ -72,7 +72,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.case("gather/full-gpu", |_| full(bench).into());
 }
 
-/// Gathers and, while each waits, what a user does.
+/// Runs gathers and, while each waits, a call of the user.
 fn beside(bench: &Bench, call: Call, rounds: u64) -> Outcome<String> {
     let drive = Drive::new(bench, 4096, SLOW, limit())?;
     let mut throw = dice(rounds);
@@ -105,10 +105,10 @@ fn beside(bench: &Bench, call: Call, rounds: u64) -> Outcome<String> {
     ))
 }
 
-/// Makes the GPU's primary context the thread's, as a user's program has it.
+/// Makes the GPU's primary context current, as a user's program does.
 pub fn current(drive: &Drive) -> Outcome<()> {
     let mut context = null_mut();
-    // SAFETY: retains the primary context once more, which the program keeps.
+    // SAFETY: the call retains the primary context once more; the program keeps it.
     check("cuDevicePrimaryCtxRetain", unsafe {
         sys::cuDevicePrimaryCtxRetain(&mut context, drive.gpu().index() as i32)
     })?;
@@ -158,7 +158,7 @@ fn load_module(_: &Drive) -> Outcome<()> {
     let stream = OwnStream::new()?;
     stream.launch(function)?;
     stream.synchronize()?;
-    // SAFETY: loaded above; its kernel has ended.
+    // SAFETY: the module was loaded above, and its kernel has ended.
     check("cuModuleUnload", unsafe { sys::cuModuleUnload(module) })
 }
 
@@ -171,7 +171,7 @@ fn queue_copies(_: &Drive) -> Outcome<()> {
         sys::cuMemAlloc_v2(&mut address, 4096)
     })?;
     for value in 0..2000u32 {
-        // SAFETY: inside the allocation.
+        // SAFETY: the range is inside the allocation.
         check("cuMemsetD8Async", unsafe {
             sys::cuMemsetD8Async(address, value as u8, 4096, stream.0)
         })?;
@@ -187,12 +187,12 @@ fn capture_elsewhere(_: &Drive) -> Outcome<()> {
     stream.begin_capture()?;
     std::thread::sleep(Duration::from_millis(5));
     stream.end_capture().map(|graph| {
-        // SAFETY: a graph of ours.
+        // SAFETY: the graph is our own.
         let _ = unsafe { sys::cuGraphDestroy(graph) };
     })
 }
 
-/// A stream as a user has it.
+/// A stream that the user made.
 pub struct OwnStream(sys::CUstream);
 
 impl OwnStream {
@@ -266,7 +266,7 @@ impl Drop for OwnStream {
 pub struct Graph(sys::CUgraphExec);
 
 impl Graph {
-    /// Captures what `start` puts into the stream, in global mode.
+    /// Captures the launches of `start` in the stream, in global mode.
     pub fn of<T>(stream: &OwnStream, start: impl FnOnce(u64) -> Outcome<T>) -> Outcome<(Self, T)> {
         stream.begin_capture()?;
         let pending = start(stream.handle());
@@ -324,7 +324,7 @@ pub fn replay(drive: &Drive, rounds: u64) -> Outcome<String> {
     ))
 }
 
-/// A graph of `count` rows that is launched when its store is gone: each row is zero, and says so.
+/// A graph of `count` rows is launched after its store was closed: each row is zero, and reports it.
 pub fn outlives(drive: Drive, count: i64) -> Outcome<String> {
     current(&drive)?;
     let table = drive.table(0, 4096);
@@ -370,7 +370,7 @@ fn context(bench: &Bench) -> Outcome<String> {
     Ok("the thread's context is as it was".to_owned())
 }
 
-/// More blocks than the GPU holds, of several launches at once.
+/// Several launches at once have more blocks than the GPU holds.
 fn full(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(bench, 512, "", limit())?;
     let table = drive.table(0, 512);

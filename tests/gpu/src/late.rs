@@ -15,10 +15,10 @@ const NTH: u32 = 100;
 const DELAY: Duration = Duration::from_millis(500);
 const TIMEOUT_NS: u64 = 50_000_000;
 
-/// What happens between the deadline and the late arrival.
+/// The event between the deadline and the late completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Between {
-    /// Nothing: the host takes the completion before the next launch.
+    /// Nothing happens: the host takes the completion before the next launch.
     Nothing,
     /// The controller aborts the command; the slot and the buffer are used again.
     Abort,
@@ -107,7 +107,7 @@ fn run(bench: &Bench, mode: Mode, between: Between) -> Result<String, String> {
         }
         Between::Abort => {
             let aborted = rig.abort()?;
-            // The completion of the aborted command itself comes before that of the Abort, or soon after.
+            // The completion of the aborted command is posted before that of the Abort, or soon after.
             std::thread::sleep(delay / 10);
             let taken = rig.drain(mode)?;
             if (aborted, taken) != (1, 1) {

@@ -31,11 +31,11 @@ struct Model {
     loader: LayerLoader,
     stream: Stream,
     out: DeviceMemory,
-    /// Copied to and fro to keep the stream busy.
+    /// Memory that is copied to and fro to keep the stream busy.
     ballast: DeviceMemory,
 }
 
-/// Layer `layer` as a tensor of the file that the store is.
+/// Returns layer `layer` as a tensor of the file that the store is.
 fn tensor(layer: u64) -> TensorEntry {
     TensorEntry {
         name: format!("layer {layer}"),
@@ -51,7 +51,7 @@ impl Model {
         Self::with(gpu, device, options, |layers, _| Ok(layers))
     }
 
-    /// `change` makes other layers of those, and of the store's bytes.
+    /// Makes a model; `change` replaces its layers, and receives the store's bytes.
     fn with(
         gpu: &Arc<Gpu>,
         device: &str,
@@ -119,7 +119,7 @@ impl Model {
         Ok(())
     }
 
-    /// What was copied out of a layer is what the store had first.
+    /// Checks that the copied layer has the store's original bytes.
     fn check_layer(&self, index: u64) -> Outcome<()> {
         let mut have = vec![0; LAYER as usize];
         let place = (index * LAYER) as usize;
@@ -131,7 +131,7 @@ impl Model {
         }
     }
 
-    /// What the pass copied out is what the store has.
+    /// Checks that the bytes copied by the pass are the store's.
     fn check(&self) -> Outcome<()> {
         self.stream.finish().map_err(text)?;
         let mut have = vec![0; self.out.len()];
@@ -188,7 +188,7 @@ fn passes(bench: &Bench, device: &str) -> Outcome<String> {
             checked += LAYERS;
         }
         let stats = model.loader.stats();
-        // With one slot nothing is read ahead; else all but the first are.
+        // With one slot nothing is read ahead; otherwise all layers but the first are.
         let ready = if slots == 1 { 0 } else { stats.asked - 1 };
         if stats.ready != ready {
             return Err(format!("{slots} slots: {stats:?}"));
@@ -199,7 +199,7 @@ fn passes(bench: &Bench, device: &str) -> Outcome<String> {
     ))
 }
 
-/// Runs passes until `errors` of them have failed and the last one is right; the errors.
+/// Runs passes until `errors` of them have failed and the last one is right; returns the errors.
 fn until_right(model: &Model, errors: usize) -> Outcome<Vec<String>> {
     let begin = Instant::now();
     let mut seen = Vec::new();
@@ -264,7 +264,7 @@ fn closed(bench: &Bench) -> Outcome<String> {
         model.loader.close(limit())?;
         layer.wait(limit())?;
         let to = model.out.address() + 3 * LAYER;
-        // SAFETY: the layer's place in the output.
+        // SAFETY: the copy is from the layer to its part of the output.
         unsafe {
             model
                 .stream

@@ -13,7 +13,7 @@ use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::{CudaGraph, PendingRows};
 use std::time::{Duration, Instant};
 
-/// Launches that a store has under way or captured at most.
+/// Largest number of launches of a store that are in progress or captured.
 const LAUNCHES: usize = 4096;
 
 pub fn all(report: &mut Report, bench: &Bench) {
@@ -38,7 +38,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("by-host/chunks", |_| chunks(bench));
 }
 
-/// Captures what `start` puts into the drive's stream.
+/// Captures the launches of `start` in the drive's stream.
 fn capture(
     drive: &Drive,
     start: impl FnOnce(u64) -> Outcome<PendingRows>,
@@ -53,8 +53,8 @@ fn capture(
     captured.map_err(|error| failed.unwrap_or_else(|| text(error)))
 }
 
-/// More captures than a store has launches. A thread of the driver frees what a graph held: until it has, a
-/// capture may be refused.
+/// There are more captures than a store has launches. A thread of the driver frees the objects of a graph: until it
+/// has, a capture may be refused.
 fn come_back(drive: &Drive) -> Outcome<String> {
     let table = drive.table(0, 512);
     let job = Job::new(drive, table, vec![3, 1, 2], true, 0)?;
@@ -75,7 +75,7 @@ fn come_back(drive: &Drive) -> Outcome<String> {
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     }
-    // A handle knows when its graph is gone.
+    // A handle reports that its graph was destroyed.
     let (graph, pending) = capture(drive, |stream| job.start_on(drive, stream))?;
     if pending.is_over() {
         return Err("a graph that is there is over".to_owned());
@@ -131,7 +131,7 @@ pub fn free_bytes() -> Outcome<usize> {
     }
 }
 
-/// Caches that are dropped while a gather may still use them: their memory is freed when it has ended.
+/// Caches are dropped while a gather may still use them: their memory is freed when it has ended.
 fn dropped(bench: &Bench) -> Outcome<String> {
     const CACHE: u64 = 64 << 20;
     let mut drive = Drive::new(bench, 4096, "delay:20ms@op=read,every=50", limit())?;
@@ -159,7 +159,7 @@ fn dropped(bench: &Bench) -> Outcome<String> {
             }
         }
     }
-    // What the last gathers had goes when the list of those that nobody waits for is looked through.
+    // The memory of the last gathers is freed when the list of abandoned launches is examined.
     let job = Job::new(&drive, table, vec![1], true, 0)?;
     for _ in 0..100 {
         drop(job.start(&drive, &drive.stream)?);
@@ -183,7 +183,7 @@ fn reads(drive: &Drive) -> Outcome<u64> {
     Ok(words.map_or(0, u64::from_le_bytes))
 }
 
-/// Until a controller was reset, a write without an end may have taken place: rows that were kept before are read again.
+/// Until the controller was reset, a write without an end may take place: rows that were cached before are read again.
 fn recovered(bench: &Bench) -> Outcome<String> {
     let mut drive = Drive::new(bench, 4096, "", limit())?;
     let table = drive.table(0, 4096);
@@ -214,7 +214,7 @@ fn recovered(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// More rows than a host thread stages at a time: each chunk's rows and status go to their own places.
+/// There are more rows than a host thread stages at a time: each chunk's rows and status are stored in the right place.
 fn chunks(bench: &Bench) -> Outcome<String> {
     let file = Scratch::new()?;
     let drive = Drive::open(bench, &file.device(), limit())?;

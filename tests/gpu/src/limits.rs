@@ -1,5 +1,5 @@
-//! How long tests wait for what runs on a GPU, and what ends the program when that was not enough: a test that gave up
-//! and went on would free memory under a kernel that still runs.
+//! Deadlines of waits for a GPU. When one passes, the program ends: a test that gave up and continued would free memory
+//! under a kernel that still runs.
 
 use crate::report::Progress;
 use nvme_host::Error;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 static LIMITS: OnceLock<(Duration, Progress)> = OnceLock::new();
 
-/// Sets the limit of this program, once, and whom to tell when it gives up.
+/// Sets the limit of this program, once, and the progress that is told when it gives up.
 pub fn set(limit: Duration, progress: Progress) {
     // The program calls it once; unit tests have no kernels.
     let _ = LIMITS.set((limit, progress));
@@ -30,12 +30,12 @@ pub fn give_up(why: &str) -> ! {
     }
 }
 
-/// Waits for what is in `stream`.
+/// Waits for the work in `stream`.
 pub fn finish(stream: &Stream) {
     finish_within(stream, limit());
 }
 
-/// Waits for what is in `stream`, which may take so long.
+/// Waits for the work in `stream`, which may take `limit`.
 pub fn finish_within(stream: &Stream, limit: Duration) {
     if let Err(error) = stream.wait(limit, || Ok(())) {
         give_up(&error.to_string());

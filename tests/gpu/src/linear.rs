@@ -17,9 +17,9 @@ use nvme_host::cuda::CudaGraph;
 
 /// Bytes before and after each matrix that no kernel may write.
 const GUARD: usize = 256;
-/// What matrices and guards hold before: not a number.
+/// Content of matrices and guards before a run: NaN.
 const POISON: u8 = 0xFF;
-/// How far a number may lie from the sum of `f64`, in parts of the sum of the sizes of its terms.
+/// Largest error of a number against the sum of `f64`, relative to the sum of the absolute values of its terms.
 const TOLERANCE: f64 = 1e-5;
 
 /// Tokens, inputs, outputs. Those of mixed layers are multiples of 8 inputs.
@@ -319,7 +319,7 @@ fn usage(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {
             weights: 0,
             ..of_good
         };
-        // SAFETY: the matrices are there; it is waited for.
+        // SAFETY: the matrices are valid until the wait below.
         unsafe { linear.backward(rung, &job, stream) }.map_err(text)?;
         bench.wait();
         if case.dx.bytes()?.iter().any(|byte| *byte != POISON) {

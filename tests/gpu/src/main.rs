@@ -137,7 +137,7 @@ fn main() -> ExitCode {
         }
     };
     let gpu = bench.gpu.describe();
-    // What a kernel that never ends would spoil most comes first.
+    // Tests that a kernel which never ends would prevent come first.
     example::all(&mut report, &bench);
     data::all(&mut report, &bench);
     gather::all(&mut report, &bench);

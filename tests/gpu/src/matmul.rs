@@ -1,5 +1,5 @@
 //! Products of matrices by the ladder: every rung with many shapes against sums of `f64`, bytes around the result,
-//! streams, a graph, and what is refused.
+//! streams, a graph, and refusals.
 // UNSAFETY: products take addresses of matrices.
 #![allow(unsafe_code)]
 
@@ -80,7 +80,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("matmul/usage", |_| usage(bench));
 }
 
-/// Where matrices lie: elements behind each row and before the first one, of `a`, `b` and `c`.
+/// Layout of the matrices `a`, `b` and `c`: elements behind each row and before the first one.
 #[derive(Clone, Copy)]
 struct Layout {
     pads: [u64; 3],
@@ -182,7 +182,8 @@ impl Work {
         unsafe { ladder.matmul(rung, &self.product, stream) }.map_err(text)
     }
 
-    /// Every element against its sum, or each of some columns; everything around the result is poison still.
+    /// Checks every element against its sum, or each of some columns, and that everything around the result is still
+    /// poison.
     fn check(&self, step: usize) -> Outcome<()> {
         let element = self.c.element;
         let size = element.bytes() as usize;
@@ -227,7 +228,7 @@ impl Work {
     }
 }
 
-/// What a rung multiplies, and what its results can be.
+/// Returns the element types that a rung multiplies, with those of its results.
 fn elements(rung: MatmulStep) -> Vec<(MatrixElement, MatrixElement)> {
     match rung.has_tensor_cores() {
         false => vec![(MatrixElement::F32, MatrixElement::F32)],
@@ -240,7 +241,7 @@ fn elements(rung: MatmulStep) -> Vec<(MatrixElement, MatrixElement)> {
     }
 }
 
-/// The ladder, unless the GPU has no such rung: what is refused then is tested by `usage`.
+/// Returns the ladder; `None` if the GPU does not support the rung: `usage` tests the refusal.
 fn ladder(bench: &Bench, rung: MatmulStep) -> Outcome<Option<MatmulLadder>> {
     let ladder = MatmulLadder::load(&bench.gpu).map_err(text)?;
     Ok(ladder.has(rung).then_some(ladder))
@@ -261,7 +262,7 @@ fn shapes(bench: &Bench, rung: MatmulStep, layout: Layout) -> Outcome<String> {
     Ok(format!("{} products", elements(rung).len() * SHAPES.len()))
 }
 
-/// More tiles than the GPU runs at a time, and sums of many terms.
+/// There are more tiles than the GPU runs at a time, and sums of many terms.
 fn large(bench: &Bench, rung: MatmulStep) -> Outcome<String> {
     let Some(ladder) = ladder(bench, rung)? else {
         return Ok(ABSENT.to_owned());
@@ -352,7 +353,7 @@ fn graph(bench: &Bench, rung: MatmulStep) -> Outcome<String> {
     Ok("2 launches".to_owned())
 }
 
-/// Nothing is launched for what is refused.
+/// Nothing is launched for refused arguments.
 fn usage(bench: &Bench) -> Outcome<String> {
     let ladder = MatmulLadder::load(&bench.gpu).map_err(text)?;
     let layout = Layout {

@@ -1,5 +1,5 @@
-//! Mode x tier x fault: many commands, every one of them accounted, and the queues in use again after
-//! the host has reset the controller.
+//! Mode x tier x fault: many commands, each of them accounted for, and the queues in use again after the host has reset
+//! the controller.
 
 use crate::bench::{Bench, Mode, Tier};
 use crate::report::{Options, Report};
@@ -12,20 +12,20 @@ const QUEUES: u32 = 8;
 const IMAGE: u64 = 8 << 20;
 /// Longest wait for a command of which some get no answer in time, before the factor for slow tools.
 const TIMEOUT_NS: u64 = 150_000_000;
-/// The same where every command is answered: a controller's thread that does not run for a moment is no
-/// fault of the queue.
+/// Deadline of tests in which every command is answered: longer, because a controller's thread that does not run for a
+/// moment is no fault of the queue.
 const PATIENT_NS: u64 = 3_000_000_000;
-/// How much later than otherwise a late completion comes, in milliseconds, before that factor.
+/// Delay of a late completion in milliseconds, before the factor for slow tools.
 const LATE_MS: u64 = 400;
 /// Counters have 32 bits, of which CIDs and doorbells use the lower 16: what they pass in a run.
 const WRAPS: [Option<u32>; 3] = [None, Some(1 << 16), Some(0)];
 /// Launches of one cell; each fault costs one.
 const ROUNDS: u32 = 40;
 
-/// What a fault does to the driver.
+/// Effect of a fault on the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing that the driver may notice.
+    /// The driver notices nothing.
     None,
     /// Commands complete with this status.
     Status(u64),
@@ -37,8 +37,8 @@ pub enum Effect {
     Gone,
 }
 
-/// A fault, where it strikes, and what it does. A rule without `every` strikes three times, or once when
-/// the controller dies of it.
+/// A fault, the commands that it strikes, and its effect. A rule without `every` strikes three times, or once if the
+/// controller dies of it.
 struct Fault {
     name: &'static str,
     rule: &'static str,
@@ -90,7 +90,7 @@ impl Fault {
         match (self.rule, self.every) {
             ("", _) => Vec::new(),
             (rule, Some(every)) => vec![format!("{rule}@every={every}")],
-            // The controller dies of it, so the others would strike who knows when.
+            // The controller dies of the first strike, so that further ones would strike at an unknown time.
             (rule @ ("cfs" | "allones"), None) => vec![at(rule, commands / 2)],
             ("delay", None) => {
                 let rule = format!("delay:{}ms", LATE_MS * patience);
@@ -115,7 +115,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
             };
             report.test(&name, |options| cell.run(bench, options, &FAULTS[0]));
         }
-        // With small rings too, which go around often.
+        // Small rings are tested too, which wrap often.
         for (name, wrap) in [("2^16", WRAPS[1]), ("2^32", WRAPS[2])] {
             let cell = Cell {
                 mode,
@@ -172,7 +172,7 @@ struct Sum {
 }
 
 impl Cell {
-    /// Where the counters start: a multiple of two passes.
+    /// Returns the start of the counters: a multiple of two passes.
     fn start(&self, commands: u64) -> u32 {
         let passes = 2 * self.entries;
         let quarter = (commands / 4 / u64::from(QUEUES)).min(1 << 15) as u32;
@@ -217,7 +217,7 @@ pub struct Course {
 
 impl Course {
     /// # Errors
-    /// When the commands did not end as [`Effect`] says, or the data is wrong afterwards.
+    /// An error if the commands did not end as [`Effect`] says, or if the data is wrong afterwards.
     pub fn run(&self, bench: &Bench, rig: &mut impl Rigged) -> Result<String, String> {
         let mut sum = Sum::default();
         let mut gone = false;
@@ -248,7 +248,7 @@ impl Course {
         Ok(sum.text())
     }
 
-    /// One launch of up to `commands` reads; whether the queues are as good as new.
+    /// Runs one launch of up to `commands` reads; returns whether the queues are as good as new.
     fn round(
         &self,
         bench: &Bench,
@@ -314,7 +314,7 @@ pub fn wrong_words(data: &[u8]) -> usize {
         .count()
 }
 
-/// Whether the account of each command, the counts and the state of the queues tell the same story.
+/// Checks that the account of each command, the counts and the state of the queues agree.
 pub fn accounts_agree(outcome: &Outcome, in_flight: u32) -> Result<(), String> {
     let report = &outcome.report;
     let [mut good, mut bad, mut late, mut refused] = [0u64; 4];
@@ -368,7 +368,7 @@ impl Sum {
         )
     }
 
-    /// Whether the fault showed as it must.
+    /// Checks that the fault had its required effect.
     fn check(&self, effect: Effect, gone: bool, commands: u64) -> Result<(), String> {
         let clean = self.timed_out + self.late == 0 && self.refusals == 0 && self.rounds == 1;
         let good = match effect {

@@ -14,11 +14,11 @@ use std::sync::Arc;
 
 const PLACE: u64 = 4096 * 3;
 const DRIVE: &str = "sim:mem?size=16MiB&block=4096&queues=8&threads=2";
-/// How far numbers of the GPU may lie from those of the CPU, in parts of the distance of largest and smallest: other
-/// orders of sums, and an exponential to two units of the last place.
+/// Largest difference of the GPU's numbers from the CPU's, relative to the distance of largest and smallest: sums have
+/// other orders, and an exponential differs by two units of the last place.
 const TOLERANCE: f32 = 1e-4;
 const TOKENS: usize = 6;
-/// More experts than the budget has room for.
+/// A mixture with more experts than the budget has room for.
 const MIXTURE: Option<ExpertMixture> = Some(ExpertMixture {
     count: 9,
     choices: 2,
@@ -33,7 +33,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     }
     report.test("model/file", |_| {
         let file = Scratch::new()?;
-        // More than go through the layers together.
+        // The prompt has more tokens than pass through the layers together.
         compare(bench, &file.device(), (StoredFormat::Q4_1, None), 70)
     });
     report.test("model/mixture", |_| {
@@ -154,7 +154,7 @@ fn errors(bench: &Bench, experts: Option<ExpertMixture>) -> Outcome<String> {
     let bytes = bytes_of(StoredFormat::Q6K, experts)?;
     let mut of_cpu = open("sim:mem?size=16MiB", None, &bytes).map_err(text)?;
     let (expected, _) = follow(&mut of_cpu, &prompt(5)).map_err(text)?;
-    // After the reads of the opening; enough failures that repeated parts of a command fail, too.
+    // The faults hit reads after the opening, and enough of them that repeated parts of a command fail, too.
     let device = format!("{DRIVE}&fault=status:0x281@op=read,nth=60-1000");
     let mut model = open(&device, Some(bench.gpu.index()), &bytes).map_err(text)?;
     let (mut tokens, mut failed) = (Vec::new(), 0);

@@ -1,7 +1,7 @@
-//! Commands other than reads: what each did is in the image afterwards, and nothing else changed.
+//! Commands other than reads: their effect is in the image afterwards, and nothing else changed.
 //!
-//! With lost completions too: a command that is accounted as done has been done; the others may have
-//! been, and are after the controller's reset and a second go.
+//! Completions are lost, too: a command that is accounted as done has been done; the others may have been, and are done
+//! after the controller's reset and a second attempt.
 
 use crate::bench::{Bench, Mode, Tier};
 use crate::matrix::accounts_agree;
@@ -19,11 +19,11 @@ const IMAGE: usize = 4 << 20;
 /// Blocks that the commands name, one each: those from `FIRST` on.
 const UNITS: usize = 4096;
 const FIRST: usize = 1024;
-/// One block in so many is compared with something else.
+/// One block in this number is compared with other data.
 const ODD: usize = 97;
 const TIMEOUT_NS: u64 = 150_000_000;
 
-/// What the commands of a cell are.
+/// The command of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Op {
     Write,
@@ -65,7 +65,7 @@ impl Op {
     /// The block of the region that command `index` is about.
     fn unit(self, index: usize) -> usize {
         match self {
-            // Ranges come from memory, and here the other way round.
+            // Ranges are read from memory, here in reverse order.
             Self::Deallocate => UNITS - 1 - index,
             _ => index,
         }
@@ -79,7 +79,7 @@ impl Op {
         }
     }
 
-    /// Fills the data memory for a launch over `image`, and makes `image` what it is afterwards.
+    /// Fills the data memory for a launch over `image`, and applies the launch's effect to `image`.
     fn prepare(self, round: u64, data: &mut [u8], image: &mut [u8]) {
         let region = &mut image[FIRST * SIZE..][..UNITS * SIZE];
         match self {
@@ -111,7 +111,7 @@ impl Op {
     }
 }
 
-/// Every mode and tier; lost completions in tier 1.
+/// Tests every mode and tier, and lost completions in tier 1.
 pub fn all(report: &mut Report, bench: &Bench) {
     for tier in Tier::ALL {
         for mode in Mode::ALL {
@@ -161,7 +161,7 @@ impl Cell {
         for round in 0..rounds {
             let last = round + 1 == rounds;
             if last && matches!(self.op, Op::WriteZeroes | Op::Deallocate) {
-                // What was zero already would prove nothing.
+                // Blocks that were zero already would prove nothing.
                 self.go(bench, &mut rig, Op::Write, round, &mut image)?;
             }
             let before = image.clone();
@@ -243,7 +243,7 @@ impl Cell {
         Ok(outcome)
     }
 
-    /// How many commands did not end; an error when one ended in another way than it must.
+    /// Returns how many commands did not end; an error if one ended with a wrong outcome.
     fn missing(&self, op: Op, outcome: &Outcome) -> Result<usize, String> {
         let mut missing = 0;
         for (index, word) in outcome.accounts.iter().enumerate() {
@@ -283,7 +283,7 @@ impl Cell {
     }
 }
 
-/// Whether the image holds what the accounts say: done is done, and what is not may be either.
+/// Checks that the image agrees with the accounts: a done command has its effect, another one may have it or not.
 fn truthful(
     op: Op,
     outcome: &Outcome,

@@ -1,5 +1,5 @@
-//! Gathers of few rows by queues that blocks own: rows of every shape and code, launches than which there are fewer
-//! queues, faults, graphs; and gathers that go by shared queues instead. The counts of the store say which way ran.
+//! Gathers of few rows by queues that blocks own: rows of every shape and code, more launches than queues, faults,
+//! graphs; and gathers that use shared queues instead. The counts of the store show which queues were used.
 
 use crate::bench::Bench;
 use crate::gather::{
@@ -75,7 +75,7 @@ fn shapes(bench: &Bench) -> Outcome<String> {
             (1040, 16, 32),
             (4096, 0, 0),
             (4112, 4080, 0),
-            // As published files have them: a header of any length in 8, or a number of 4 bytes before.
+            // Offsets of published files: a header whose length is a multiple of 8, or a number of 4 bytes before.
             (256, 104, 0),
             (160, 8, 0),
             (256, 0, 24),
@@ -97,7 +97,7 @@ fn shapes(bench: &Bench) -> Outcome<String> {
     Ok(format!("{rows} rows compared"))
 }
 
-/// Ids without a row are between others, and are all of some blocks.
+/// Ids without a row are between others, and in some blocks there are no others.
 fn ids(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(bench, 512, "", limit())?;
     let table = RowTable {
@@ -155,7 +155,7 @@ fn too_many(bench: &Bench) -> Outcome<String> {
     Ok("254 rows by owned queues, 255 by shared ones".to_owned())
 }
 
-/// A controller whose queues the CPU and the shared ones have: all gathers go by those.
+/// The CPU and the shared queues use all queues of the controller: all gathers use the shared ones.
 fn none_left(bench: &Bench) -> Outcome<String> {
     let name = "sim:mem?size=8MiB&block=512&queues=6&threads=4";
     let drive = Drive::open(bench, name, limit())?;

@@ -1,5 +1,5 @@
-//! Attention over pages of keys and values on a drive: many shapes against sums of `f64`, pages that are not there, and
-//! what becomes of heads whose reads fail.
+//! Attention over pages of keys and values on a drive: many shapes against sums of `f64`, pages that do not exist, and
+//! the results of heads whose reads fail.
 // UNSAFETY: launches take addresses of vectors and tables.
 #![allow(unsafe_code)]
 
@@ -18,10 +18,10 @@ use nvme_models::{KvShape, KvStore};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What results hold before a launch, and the elements after them always.
+/// Content of results before a launch, and of the elements after them at all times.
 const POISON: f32 = -77.25;
 const GUARD: usize = 16;
-/// How far an element may lie from the sum of `f64`. Values are up to 1.
+/// Largest error of an element against the sum of `f64`. Values are up to 1.
 const TOLERANCE: f32 = 2e-5;
 
 pub fn all(report: &mut Report, bench: &Bench) {
@@ -104,7 +104,7 @@ struct Case {
     has_tail: bool,
 }
 
-/// Pages on the drive, queries, tables, and what comes of them.
+/// Pages on the drive, queries, tables, and the memory of the results.
 struct Job {
     case: Case,
     pages: KvStore,
@@ -155,7 +155,7 @@ impl Job {
         let ids: Vec<u32> = (0..tables * case.most_pages)
             .map(|_| throw(case.pages.into()) as u32)
             .collect();
-        // None, all, and others.
+        // Tables have no pages, all pages, or other numbers of them.
         let counts: Vec<u32> = (0..tables)
             .map(|table| match table % 4 {
                 0 => case.most_pages,
@@ -237,7 +237,7 @@ impl Job {
     fn run(&self, drive: &Drive) -> Outcome<RowFailures> {
         self.poison()?;
         let pending = self.start_on(drive, drive.stream.handle()).map_err(text)?;
-        // Nothing else is waited for: the results are there.
+        // Nothing else is waited for: the results are complete now.
         let ended = pending.wait(limit()).map_err(text)?;
         self.check(ended.failures)?;
         Ok(ended.failures)
@@ -306,7 +306,7 @@ impl Job {
                 .attend(&queries, &table, kv_head, (tail, tokens), self.scale)
                 .map_err(text)?;
             for (at, (found, expected)) in found.iter().zip(expected.iter().flatten()).enumerate() {
-                // Also what is NaN in part.
+                // A result that is NaN only in part is an error, too.
                 if found.is_nan() || (found - expected).abs() > TOLERANCE {
                     return Err(format!(
                         "sequence {sequence}, head {kv_head}, {} pages: element {at} is {found}, not {expected}",
@@ -372,7 +372,7 @@ fn shapes(bench: &Bench, is_bf16: bool, block: u32) -> Outcome<String> {
                 sequences,
                 group,
                 per_head,
-                // Few where the lanes of a launch are coroutines, which take long.
+                // Few pages, because the stand-in runs the lanes of a launch as coroutines, which take long.
                 most_pages: most_pages.min((bench.commands / 100) as u32),
                 pages: 50,
                 has_tail,
@@ -398,7 +398,7 @@ fn shapes(bench: &Bench, is_bf16: bool, block: u32) -> Outcome<String> {
     Ok(format!("{done} shapes"))
 }
 
-/// Each warp has many pieces: its stages go round often, and its parts follow one another.
+/// Each warp has many pieces: its stages are reused often, and its parts follow one another.
 fn large(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(bench, 4096, "", limit())?;
     let case = Case {
@@ -459,7 +459,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
     for (what, pages, change) in changed {
         let mut words = job.words;
         change(&mut words);
-        // SAFETY: refused.
+        // SAFETY: the call is refused and launches nothing.
         let refused = unsafe { drive.kernels.attend(pages, &words, drive.stream.handle()) };
         if refused.map(drop).map_err(|error| error.exit_code()) != Err(2) {
             return Err(format!("{what} is not refused"));
@@ -496,7 +496,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
     Ok("3 launches of other pages".to_owned())
 }
 
-/// Heads whose reads fail are NaN and counted, none is wrong, and later ones are whole where the controller comes back.
+/// Heads whose reads fail are NaN and counted, none is wrong, and later ones are complete if the controller comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     let (fault, timeout) = planned(bench, fault);
     let drive = Drive::new(bench, 4096, &fault, timeout)?;

@@ -1,4 +1,4 @@
-//! Products of matrices in memory of the GPU: each format, each kernel that is for it, against sums of `f64`.
+//! Products of matrices in memory of the GPU: each format and each kernel for it, against sums of `f64`.
 // UNSAFETY: launches over this module's own memory.
 #![allow(unsafe_code)]
 
@@ -10,9 +10,9 @@ use nvme_compute::random_weights::{self, StoredFormat};
 use nvme_compute_kernel::{BLOCK_THREADS, GemvParameters, PTX, kernel};
 use nvme_host::cuda::{DeviceMemory, KernelFunction, LaunchSize, Module, Stream};
 
-/// What `y` holds where no product comes.
+/// Content of `y` outside of the product.
 const POISON: f32 = -77.25;
-/// How far an element may lie from the sum of `f64`, in parts of the sum of all products' sizes.
+/// Largest error of an element against the sum of `f64`, relative to the sum of the absolute values of its products.
 const TOLERANCE: f64 = 1e-5;
 /// Bytes before and behind the rows that a kernel may load.
 const AROUND: usize = 16;
@@ -96,7 +96,7 @@ struct Case {
     x: DeviceMemory,
     y: DeviceMemory,
     gemv: GemvParameters,
-    /// The sum, and how far from it an element may be.
+    /// The sum of each element, and its allowed error.
     expected: Vec<(f64, f64)>,
 }
 

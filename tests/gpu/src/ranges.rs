@@ -1,5 +1,5 @@
-//! Ranges of any offset, length and place, many in one launch: every byte, what becomes of a range whose reads fail, and
-//! a graph of them.
+//! Ranges of any offset, length and address, many in one launch: every byte, the results of a range whose reads fail,
+//! and a graph of them.
 // UNSAFETY: ranges hold addresses of memory.
 #![allow(unsafe_code)]
 
@@ -36,7 +36,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("ranges/graph", |_| graph(bench));
 }
 
-/// Ranges and the memory that they go to.
+/// Ranges and their target memory.
 struct Batch {
     ranges: Vec<ReadRange>,
     out: DeviceMemory,
@@ -44,7 +44,7 @@ struct Batch {
 }
 
 impl Batch {
-    /// Ranges of (offset, bytes, bytes of the memory before them).
+    /// Makes ranges of (offset, bytes, bytes of the memory before them).
     fn new(drive: &Drive, ranges: &[(u64, u64, u64)]) -> Outcome<Self> {
         let bytes: u64 = ranges.iter().map(|(_, bytes, pad)| bytes + pad).sum();
         let bytes = bytes as usize + 64;
@@ -81,7 +81,7 @@ impl Batch {
         .map_err(text)
     }
 
-    /// How many pieces are zero in place of what `image` has; every other byte is right.
+    /// Returns how many pieces are zero instead of the bytes of `image`; every other byte is right.
     fn zeroed(&self, image: &[u8]) -> Outcome<u64> {
         let mut have = vec![0; self.bytes];
         self.out.download(0, &mut have).map_err(text)?;
@@ -113,7 +113,8 @@ impl Batch {
     }
 }
 
-/// Few long ranges and many short ones, also more than a launch takes, in other places of 16 bytes than on the drive.
+/// Few long ranges and many short ones, also more than a launch takes; their offsets modulo 16 differ between drive and
+/// memory.
 fn shapes(bench: &Bench, device: &str) -> Outcome<String> {
     let mut drive = Drive::open(bench, device, limit())?;
     let mut throw = dice(41);
@@ -168,7 +169,7 @@ fn faults(bench: &Bench, fault: &str) -> Outcome<String> {
     let mut throw = dice(6);
     let (begin, mut failed) = (Instant::now(), 0);
     loop {
-        // Whole pieces at aligned places: each range is a few of them.
+        // Whole pieces at aligned offsets: each range is a few of them.
         let range = |_| (throw(1000) << 12, (throw(9) + 1) << 12, 0);
         let some: Vec<_> = (0..40).map(range).collect();
         let batch = Batch::new(&drive, &some)?;
@@ -189,7 +190,7 @@ fn faults(bench: &Bench, fault: &str) -> Outcome<String> {
     }
 }
 
-/// The ranges of a graph are read each time that it is launched, and zeroed when the store is gone.
+/// The ranges of a graph are read each time that it is launched, and zeroed after the store was closed.
 fn graph(bench: &Bench) -> Outcome<String> {
     let mut drive = Drive::open(bench, DRIVE, limit())?;
     let some: Vec<_> = (0..130u64).map(|at| (at * 61_000, 9000, 16)).collect();

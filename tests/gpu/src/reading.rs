@@ -1,4 +1,4 @@
-//! What tests of kernels that read by themselves have in common: each fault of a controller, and graphs.
+//! Common parts of the tests of kernels that read by themselves: each fault of a controller, and graphs.
 
 use crate::bench::Bench;
 use crate::gather::fault_timeout;
@@ -8,23 +8,24 @@ use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::RowFailures;
 use std::time::{Duration, Instant};
 
-/// How long a controller that is gone has to stay gone.
+/// Time for which a controller that is gone has to stay gone.
 const GONE: Duration = Duration::from_secs(3);
 /// What the plan of faults answers a command with: Unrecovered Read Error.
 const STATUS: i32 = 0x281;
 
-/// `fault` as an option of the simulator, with its delay, and how long a command may take under it.
+/// Returns `fault` as an option of the simulator, with its delay, and the deadline of a command under it.
 pub fn planned(bench: &Bench, fault: &str) -> (String, Duration) {
     let timeout = fault_timeout(bench, fault);
     let late = format!("{}ms", timeout.as_millis() * 4);
     (fault.replace("LATE", &late), timeout)
 }
 
-/// Launches under the fault `name`, until one has failed and the next one has not, or nothing comes from a controller
-/// that is gone. A launch that returns has checked that what failed is marked and that nothing is wrong.
+/// Launches under the fault `name`, until one has failed and the next one has not, or until a controller that is gone
+/// has answered nothing for long enough. A launch that returns has checked that failures are marked and that nothing is
+/// wrong.
 ///
-/// `of_status` is how many parts of a launch one command's status fails at most, `all` how many fail when the controller
-/// is gone, `what` their name.
+/// `of_status` is the largest number of parts of a launch that fail by one command's status, `all` the number that fail
+/// when the controller is gone, `what` their name.
 pub fn until_whole(
     name: &str,
     (of_status, all): (u64, u64),
@@ -62,7 +63,7 @@ pub fn until_whole(
     }
 }
 
-/// Waits until `ended` launches of a graph have ended, as `count` says.
+/// Waits until `ended` launches of a graph have ended, by the count that `count` returns.
 pub fn wait_for(ended: u32, count: impl Fn() -> u32) -> Outcome<()> {
     let begin = Instant::now();
     while count() < ended {

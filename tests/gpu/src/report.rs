@@ -8,10 +8,10 @@ pub type Outcome<T> = Result<T, String>;
 
 /// How a test ended.
 pub enum End {
-    /// With a few words on what was seen.
+    /// The test passed, with a few words on what was seen.
     Passed(String),
     Failed(String),
-    /// What it needs is not on this machine.
+    /// This machine lacks what the test needs.
     Skipped(String),
 }
 
@@ -28,20 +28,20 @@ impl From<Outcome<String>> for End {
 #[derive(Clone, Debug)]
 pub struct Options {
     pub json: bool,
-    /// Only tests whose name holds one of these; all without.
+    /// Only tests whose name contains one of these run; all of them if it is empty.
     pub only: Vec<String>,
     pub gpu: u32,
     /// Commands of each cell of the matrix.
     pub commands: u64,
     /// Commands of the two long runs.
     pub volume: u64,
-    /// Messages that each litmus case has to see.
+    /// Number of messages that each litmus case has to see.
     pub litmus: u64,
     /// Factor on every deadline.
     pub patience: u64,
     /// The CUDA C++ example, built by nvcc.
     pub image: Option<String>,
-    /// Seconds that an operation may take.
+    /// Time limit of an operation in seconds.
     pub limit: u64,
     /// Tests that would begin later than this are skipped.
     pub seconds: u64,
@@ -174,7 +174,7 @@ impl Report {
         });
     }
 
-    /// As [`test`](Self::test), for tests that may be impossible here.
+    /// Runs a test as [`test`](Self::test) does, for tests that may be impossible here.
     pub fn case(&mut self, name: &str, test: impl FnOnce(&Options) -> End) {
         let only = &self.options.only;
         if !only.is_empty() && !only.iter().any(|part| name.contains(part.as_str())) {
@@ -198,7 +198,7 @@ impl Report {
         self.progress.state().end(end);
     }
 
-    /// Prints the counts; whether nothing failed.
+    /// Prints the counts; returns whether nothing failed.
     pub fn finish(self, gpu: &str) -> bool {
         if self.options.list {
             return true;

@@ -22,7 +22,7 @@ use zerocopy::IntoBytes;
 const LIST_WORDS: usize = 2048;
 /// Bytes before and after the data that nothing may touch.
 const GUARD: usize = 1 << 16;
-/// What untouched memory holds.
+/// Content of untouched memory.
 pub const CANARY: u8 = 0xC5;
 /// The most result cells of a launch, and the most tokens.
 const CELLS: usize = 1 << 21;
@@ -61,23 +61,23 @@ pub trait Rigged {
     /// Returns how many commands were in flight.
     fn recover(&mut self) -> Result<u32, String>;
 
-    /// Commands in flight on all queues, as the state says.
+    /// Returns the number of commands in flight on all queues, by the state.
     fn in_flight(&self) -> Result<u32, String>;
 
-    /// Fills the data and what lies around it with the canary.
+    /// Fills the data and the memory around it with the canary.
     fn fill(&mut self);
 
     /// The data memory.
     fn data(&self) -> &[u8];
 
-    /// Whether everything around the data still holds the canary.
+    /// Returns whether everything around the data still holds the canary.
     fn guards_hold(&self) -> bool;
 }
 
-/// What a launch left behind.
+/// Results of a launch.
 pub struct Outcome {
     pub report: LaunchReport,
-    /// How each command ended: see [`nvme_gpu_kernel::work::account`].
+    /// The end of each command: see [`nvme_gpu_kernel::work::account`].
     pub accounts: Vec<u32>,
 }
 
@@ -110,7 +110,7 @@ pub struct Rig<'b> {
     shape: Shape,
     rings: Shared,
     data: Shared,
-    /// The data memory when it is the GPU's; `data` is a copy of it between launches then.
+    /// The data memory if it is the GPU's; `data` is a copy of it between launches then.
     gpu_data: Option<Arc<DeviceMemory>>,
     admin: Arc<DmaPages>,
     admin_queue: Option<AdminQueue>,
@@ -191,7 +191,7 @@ impl<'b> Rig<'b> {
         Ok(rig)
     }
 
-    /// Works the words of every queue out, and gives the GPU its own.
+    /// Computes the words of every queue, and copies the GPU's words to the GPU.
     fn describe(&mut self, bells: u64, dstrd: u8) -> Result<(), String> {
         let (shape, each) = (self.shape, Layout::of(&self.shape));
         let mut device = Vec::new();
@@ -277,7 +277,7 @@ impl<'b> Rig<'b> {
         })
     }
 
-    /// Lets the kernel find the data by pages, page i at `order[i]`.
+    /// Makes the kernel find the data by pages, page i at `order[i]`.
     pub fn scatter(&mut self, order: &[u32], launch: &mut LaunchArguments) -> Result<(), String> {
         let base = self.data.host() + GUARD as u64;
         let table: Vec<u64> = order.iter().map(|&p| base + u64::from(p) * 4096).collect();
@@ -346,8 +346,8 @@ impl<'b> Rig<'b> {
     /// The data memory and its guards, while no kernel runs.
     fn whole(&self) -> &[u8] {
         let len = self.shape.data + 2 * GUARD;
-        // SAFETY: inside the mapping, which lives as long as `self`; no kernel runs between calls, and the
-        // tests look at what late commands may still write only after it was written.
+        // SAFETY: the range is inside the mapping, which lives as long as `self`; no kernel runs between calls, and the
+        // tests read bytes that late commands may write only after they were written.
         unsafe { std::slice::from_raw_parts(self.data.pages.start(), len) }
     }
 
@@ -368,12 +368,12 @@ impl<'b> Rig<'b> {
         &mut self.whole_mut()[GUARD..end]
     }
 
-    /// Fills the data and what lies around it with the canary.
+    /// Fills the data and the memory around it with the canary.
     pub fn fill(&mut self) {
         self.whole_mut().fill(CANARY);
     }
 
-    /// Whether everything around the data still holds the canary.
+    /// Returns whether everything around the data still holds the canary.
     pub fn guards_hold(&self) -> bool {
         let (whole, end) = (self.whole(), GUARD + self.shape.data);
         let mut guards = whole[..GUARD].iter().chain(&whole[end..]);
@@ -381,7 +381,7 @@ impl<'b> Rig<'b> {
     }
 }
 
-/// Where the parts of a queue lie in its memory.
+/// Offsets of the parts of a queue in its memory.
 struct Layout {
     cq: usize,
     lists: usize,

@@ -1,11 +1,11 @@
-//! compute-sanitizer over short runs of this program, where the tool is on the machine.
+//! compute-sanitizer over short runs of this program, if the tool is on the machine.
 
 use crate::report::{End, Report};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const TOOLS: [&str; 3] = ["memcheck", "initcheck", "synccheck"];
-/// What the tools run: each mode once, with and without trouble.
+/// Tests that the tools run: each mode once, with and without faults.
 const SHORT: [&str; 4] = [
     "tier1/no-fault",
     "tier1/dropped",

@@ -1,5 +1,5 @@
-//! Rows whose elements are multiplied by scales that lie apart from them: in one call and in halves, of a drive and of
-//! stripes, against what the CPU makes of the same bytes, bit by bit.
+//! Rows whose elements are multiplied by scales that are stored apart from them: in one call and in halves, from a
+//! drive and from stripes, compared with the CPU's result bit by bit.
 // UNSAFETY: requests hold addresses of memory.
 #![allow(unsafe_code)]
 
@@ -115,7 +115,7 @@ impl ScaledTable {
         })
     }
 
-    /// Gathers `ids` by the CPU: rows, and their codes.
+    /// Gathers `ids` by the CPU; returns rows, and their codes.
     fn expected(&self, ids: &[i64]) -> Outcome<(Vec<u8>, Vec<i32>)> {
         let mut out = vec![0; self.wide_bytes()? as usize * ids.len()];
         let mut codes = vec![0; ids.len()];
@@ -208,7 +208,7 @@ impl ScaledTable {
     }
 }
 
-/// Some ids of the table, and two that are not.
+/// Returns some ids of the table, and two that are not in it.
 fn ids(table: &Table, count: u64, throw: &mut impl FnMut(u64) -> u64) -> Vec<i64> {
     let mut ids: Vec<i64> = (0..count).map(|_| throw(table.rows()) as i64).collect();
     ids[count as usize / 2] = table.rows() as i64 - 1;
@@ -224,7 +224,7 @@ fn scaled(drive: &Drive) -> Outcome<String> {
             for place in [(256, 4096), (256, 104), (512, 500), (160, 77)] {
                 let of = ScaledTable::new(drive, kind, to, place)?;
                 for (count, is_halved) in [(48, false), (48, true), (600, false)] {
-                    // Many rows of some kinds only: what differs is the launch.
+                    // Many rows are tested for only some cases: only the launch differs.
                     if count == 600 && index % 3 != 0 {
                         continue;
                     }
@@ -242,7 +242,7 @@ fn scaled(drive: &Drive) -> Outcome<String> {
     Ok(format!("{rows} rows of {} kinds of scales", KINDS.len()))
 }
 
-/// Rows that a host thread moves take scales of the host, and refuse those of the GPU.
+/// Rows that a host thread moves use scales in host memory, and refuse those of the GPU.
 fn by_host(drive: &Drive) -> Outcome<String> {
     let mut throw = dice(92);
     let mut rows = 0;

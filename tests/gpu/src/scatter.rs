@@ -1,5 +1,5 @@
-//! `table[ids] = rows` by the GPU itself: whole blocks of one drive, against bytes that the host works out; what becomes
-//! of rows whose writes fail; and gathers beside and after it.
+//! `table[ids] = rows` by the GPU itself: whole blocks of one drive, compared with bytes that the host computes; the
+//! results of rows whose writes fail; and gathers beside and after it.
 // UNSAFETY: requests hold addresses of memory.
 #![allow(unsafe_code)]
 
@@ -71,7 +71,7 @@ impl Written {
         Ok(Self { table, job, rows })
     }
 
-    /// Where row `id` lies on the drive, if the table has it.
+    /// Returns the range of row `id` on the drive, if the table has it.
     fn place(&self, id: i64) -> Option<std::ops::Range<usize>> {
         if !(0..self.table.rows as i64).contains(&id) {
             return None;
@@ -81,14 +81,14 @@ impl Written {
         Some(at..at + bytes)
     }
 
-    /// The last row of each id of the table, and where it goes.
+    /// Returns the last row for each id of the table, and its range on the drive.
     fn last(&self) -> HashMap<i64, (usize, std::ops::Range<usize>)> {
         let ids = self.job.ids().iter().enumerate();
         ids.filter_map(|(index, id)| Some((*id, (index, self.place(*id)?))))
             .collect()
     }
 
-    /// The rows' codes, which are as many as the operation says.
+    /// Returns the rows' codes, and checks that the operation reports the same number of failures.
     fn codes(&self, failures: RowFailures) -> Outcome<Vec<i32>> {
         let codes = self.job.codes()?;
         let failed = codes.iter().filter(|code| **code != code::OK).count() as u64;
@@ -107,14 +107,14 @@ impl Written {
         Ok(codes)
     }
 
-    /// Waits for `pending`: the rows' codes.
+    /// Waits for `pending`; returns the rows' codes.
     fn wait(&self, pending: &PendingRows) -> Outcome<Vec<i32>> {
         self.codes(pending.wait(limit()).map_err(text)?.failures)
     }
 }
 
-/// Compares the drive with what was written: a row that was is there, and one that failed is as it was, or as it was to
-/// be. The drive's bytes are the image's from then on. How many failed of the rows that the tables have.
+/// Compares the drive with the written rows: a row that was written has the new bytes, and one that failed the old
+/// bytes or the new ones. The image gets the drive's bytes. Returns how many rows of the tables failed.
 fn settle(drive: &mut Drive, all: &[(&Written, &[i32])]) -> Outcome<usize> {
     let have = read_all(drive)?;
     let (mut may, mut failed) = (drive.image_mut().clone(), 0);
@@ -139,7 +139,7 @@ fn settle(drive: &mut Drive, all: &[(&Written, &[i32])]) -> Outcome<usize> {
     Ok(failed)
 }
 
-/// What the drive holds, once its controller is there again.
+/// Returns the content of the drive, once its controller answers again.
 fn read_all(drive: &Drive) -> Outcome<Vec<u8>> {
     let begin = Instant::now();
     loop {
@@ -150,7 +150,7 @@ fn read_all(drive: &Drive) -> Outcome<Vec<u8>> {
     }
 }
 
-/// Writes rows and gathers them in the same stream: all rows of the table are written.
+/// Writes rows and gathers all rows of the table in the same stream.
 fn scatter_and_gather(drive: &mut Drive, written: &Written) -> Outcome<()> {
     let ids = written.job.ids().to_vec();
     let after = Job::new(drive, written.table, ids, true, 0)?;
@@ -164,7 +164,7 @@ fn scatter_and_gather(drive: &mut Drive, written: &Written) -> Outcome<()> {
     }
 }
 
-/// `count` ids: some rise or fall by one, some come again, and a few are none of the table.
+/// Returns `count` ids: some rise or fall by one, some are repeated, and a few are not in the table.
 fn mixed_ids(rows: u64, count: usize, throw: &mut impl FnMut(u64) -> u64) -> Vec<i64> {
     let mut ids: Vec<i64> = (0..count).map(|_| throw(rows) as i64).collect();
     let third = count / 3;
@@ -183,7 +183,7 @@ fn mixed_ids(rows: u64, count: usize, throw: &mut impl FnMut(u64) -> u64) -> Vec
     ids
 }
 
-/// Rows of some blocks, at many places of the drive and of GPU memory.
+/// Rows of whole blocks, at many offsets of the drive and of GPU memory.
 fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
     let mut drive = Drive::new(bench, block, "", limit())?;
     let mut throw = dice(u64::from(block) + 1);
@@ -307,7 +307,7 @@ fn bytes(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// Unlike rows from `first` on, `count` of them.
+/// Returns `count` different rows from `first` on.
 fn unlike_ids(first: u64, count: u64, throw: &mut impl FnMut(u64) -> u64) -> Vec<i64> {
     let mut ids: Vec<i64> = (first..first + count).map(|id| id as i64).collect();
     for at in 0..ids.len() {
@@ -370,7 +370,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
     Ok(format!("{rows} rows over 4 streams"))
 }
 
-/// Gathers by way of a cache see each scatter before them, from several streams and in the same one.
+/// Gathers through a cache see each scatter before them, from several streams and in the same one.
 fn cached(bench: &Bench) -> Outcome<String> {
     let mut drive = Drive::new(bench, 4096, "", limit())?;
     let mut throw = dice(124);
@@ -400,7 +400,7 @@ fn on_all_queues(fault: &str) -> String {
     each.collect::<Vec<_>>().join("&fault=")
 }
 
-/// Commands for several rows fail now and then: a row fails for itself, and keeps its old bytes then.
+/// Some commands for several rows fail: a row fails for itself, and keeps its old bytes then.
 fn runs(bench: &Bench) -> Outcome<String> {
     let fault = on_all_queues("status:0x281@op=write,qid=QID,every=3");
     let mut drive = Drive::new(bench, 4096, &fault, limit())?;
@@ -456,7 +456,7 @@ fn outages(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// Rows whose writes fail say so, and later scatters work where the controller comes back.
+/// Rows whose writes fail report it, and later scatters work if the controller comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     let timeout = fault_timeout(bench, fault);
     let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
@@ -538,7 +538,7 @@ fn replay(bench: &Bench, rounds: u64) -> Outcome<String> {
     Ok(format!("{rounds} replays of 1,024 rows"))
 }
 
-/// A graph that is launched when its store is gone: each row says so.
+/// A graph is launched after its store was closed: each row reports it.
 fn outlives(bench: &Bench) -> Outcome<String> {
     let mut drive = Drive::new(bench, 4096, "", limit())?;
     current(&drive)?;

@@ -131,7 +131,7 @@ impl Drive {
     }
 }
 
-/// Queries, their memory, and what the CPU finds.
+/// Queries, their memory, and the CPU's results.
 struct Job {
     parameters: SearchParameters,
     count: usize,
@@ -182,7 +182,7 @@ impl Job {
         Ok(job)
     }
 
-    /// Of queries of the generator that the CPU has answers to.
+    /// Makes a job of generated queries, with the CPU's answers to all of them.
     fn whole(
         drive: &Drive,
         bench: &Bench,
@@ -214,7 +214,7 @@ impl Job {
         self.out.iter().try_for_each(fill)
     }
 
-    /// Runs it once: what became of queries that failed, after every result was checked.
+    /// Runs the job once and checks every result; returns the failures of queries and the codes.
     fn run(&self, drive: &Drive) -> Outcome<(RowFailures, Vec<i32>)> {
         self.poison()?;
         let pending = self.start_on(drive, drive.stream.handle()).map_err(text)?;
@@ -311,7 +311,7 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
                 beam,
                 results,
             };
-            // Few where the lanes of a launch are coroutines, which take long.
+            // Few queries, because the stand-in runs the lanes of a launch as coroutines, which take long.
             let queries = queries.min(bench.commands as usize / 60);
             let job = Job::whole(&drive, bench, queries, parameters)?;
             let (failures, _) = job.run(&drive)?;
@@ -481,7 +481,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
     Ok(format!("{} launches over 4 streams", rounds * jobs.len()))
 }
 
-/// Starts all of them, on the streams in turns.
+/// Starts all jobs, on the streams in turn.
 fn start<'j>(
     drive: &Drive,
     jobs: &'j [Job],
@@ -534,7 +534,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// Queries whose reads fail have no results and say so, none has wrong ones, and later searches are whole where the
+/// Queries whose reads fail have no results and report it, none has wrong ones, and later searches are complete if the
 /// controller comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     let (fault, timeout) = planned(bench, fault);

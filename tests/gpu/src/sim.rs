@@ -1,4 +1,4 @@
-//! The simulated controller as a device of the host shell, with faults and an image of our choice.
+//! The simulated controller as a device of the host shell, with chosen faults and image.
 // UNSAFETY: gives the simulator memory that others use too.
 #![allow(unsafe_code)]
 
@@ -37,9 +37,9 @@ pub struct Sim {
     bar: SimulatorBar,
     memory: HostMemory,
     kept: Mutex<Vec<Arc<DmaPages>>>,
-    /// Where the image lies: address and bytes.
+    /// Address and length of the image.
     image: Option<(usize, usize)>,
-    /// GPU memory that the controller reaches: address and bytes.
+    /// Address and length of the GPU memory that the controller reaches.
     gpu_memory: Mutex<Option<(u64, u64)>>,
     /// The rules that its faults break.
     explained: Vec<Rule>,
@@ -147,7 +147,7 @@ impl Device for Sim {
     fn doorbells(&self) -> DoorbellMap {
         let doorbells = self.bar.0.doorbells();
         let start = doorbells.as_ptr().cast_mut().cast::<u32>();
-        // SAFETY: page-aligned atomics of that many bytes, which live as long as the controller.
+        // SAFETY: the words are page-aligned atomics of that many bytes, which live as long as the controller.
         unsafe { DoorbellMap::new(start, doorbells.bytes()) }
     }
 

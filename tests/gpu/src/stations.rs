@@ -1,5 +1,6 @@
-//! A station whose block left with a command that has no end: it stays taken, with its result cells, until the controller
-//! was reset; then the host gives it back with cells that are zero. One that a block has claimed and not lost stays.
+//! A station whose block left with a command that has no end stays taken, with its result cells, until the controller
+//! was reset; then the host frees it, with cells that are zero. A station that a block has claimed and not lost stays
+//! taken.
 // UNSAFETY: words of a store's kernels, by the addresses that it gives to kernels of users.
 #![allow(unsafe_code)]
 
@@ -31,13 +32,13 @@ struct Words(GatherLaunch);
 
 impl Words {
     fn put(&self, address: u64, bytes: &[u8]) -> Outcome<()> {
-        // SAFETY: words of the store, which no kernel uses: of a station that is taken.
+        // SAFETY: the address names words of the store for a station that is taken; no kernel uses them.
         let result = unsafe { sys::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) };
         checked(result)
     }
 
     fn get(&self, address: u64, bytes: &mut [u8]) -> Outcome<()> {
-        // SAFETY: as above, which kernels may use meanwhile: the words are only looked at.
+        // SAFETY: as above, except that kernels may use the words meanwhile, which are only read here.
         let result =
             unsafe { sys::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len()) };
         checked(result)
@@ -63,7 +64,7 @@ impl Words {
         Ok(u32::from_le_bytes(word) != 0)
     }
 
-    /// Whether each cell of the station is `value`.
+    /// Returns whether each cell of the station is `value`.
     fn cells_are(&self, station: u32, value: u64) -> Outcome<bool> {
         let mut cells = vec![0; STATION_CELLS as usize * 8];
         self.get(self.cells_of(station), &mut cells)?;
@@ -77,7 +78,7 @@ impl Words {
     /// The gate, by words that the host and the GPU reach by the same address.
     fn gate(&self) -> AdmissionGate<'_> {
         let first = std::ptr::with_exposed_provenance::<AtomicU32>(self.0.gate as usize);
-        // SAFETY: words of a gate, which are never freed.
+        // SAFETY: the words belong to a gate and are never freed.
         let words = unsafe { std::slice::from_raw_parts(first, gate_words(STATIONS)) };
         AdmissionGate::new(words).unwrap_or_else(|| unreachable!("words of a gate"))
     }

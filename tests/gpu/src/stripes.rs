@@ -1,5 +1,5 @@
-//! Gathers over drives in stripes, whose reads the GPU submits to all of them: every row, also those that begin in one
-//! stripe and end in the next, and what becomes of rows when a member fails.
+//! Gathers over drives in stripes, whose reads the GPU submits to all of them: every row, also rows that begin in one
+//! stripe and end in the next, and the results of rows when a member fails.
 
 use crate::bench::Bench;
 use crate::gather::{Drive, Job, dice, fault_timeout, outages_of, shapes_of, text};
@@ -15,7 +15,8 @@ const STRIPE_BYTES: u64 = 32 << 10;
 const MEMBERS: u64 = 3;
 /// The member with a fault.
 const BAD: u64 = 1;
-/// Less GPU memory than the words of these stores take, and one of the driver's allocations of 2 MiB.
+/// Limit of the GPU memory that may be missing afterwards: less than the words of these stores take, and room for one of
+/// the driver's allocations of 2 MiB.
 const MOST_LOST: usize = 4 << 20;
 
 pub fn all(report: &mut Report, bench: &Bench) {
@@ -55,7 +56,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     });
 }
 
-/// Drives with blocks of two sizes, the one of which may have a fault.
+/// Opens drives with blocks of two sizes, one of which may have a fault.
 pub fn open(bench: &Bench, fault: &str, timeout: Duration) -> Outcome<Drive> {
     let members = (0..MEMBERS).map(|member| {
         let block = if member == 2 { 4096 } else { 512 };
@@ -70,19 +71,19 @@ pub fn open(bench: &Bench, fault: &str, timeout: Duration) -> Outcome<Drive> {
     Drive::open(bench, &name, timeout)
 }
 
-/// Whether row `id` needs the member with the fault.
+/// Returns whether row `id` needs the member with the fault.
 fn needs_bad(table: &RowTable, id: i64) -> bool {
     let first = table.first_byte + id as u64 * u64::from(table.row_bytes);
     let last = first + u64::from(table.row_bytes) - 1;
     (first / STRIPE_BYTES..=last / STRIPE_BYTES).any(|stripe| stripe % MEMBERS == BAD)
 }
 
-/// Rows of one member fail, which is named; those of the others never do.
+/// Rows of one member fail, which is named; rows of the others never do.
 fn fault_of(bench: &Bench, fault: &str, comes_back: bool) -> Outcome<String> {
     let timeout = fault_timeout(bench, fault);
     let drive = open(bench, fault, timeout)?;
     let mut throw = dice(9);
-    // Rows of no whole blocks: every eighth or so lies on two members.
+    // Rows are no whole blocks: about every eighth lies on two members.
     let table = drive.table(100, 5000);
     let (begin, mut failed, mut launches) = (Instant::now(), 0, 0);
     loop {
@@ -116,7 +117,7 @@ fn fault_of(bench: &Bench, fault: &str, comes_back: bool) -> Outcome<String> {
     }
 }
 
-/// Launches whose end nobody waits for, of stores that are closed: their memory comes back.
+/// Launches that nobody waits for, of stores that are closed: their memory is freed.
 fn left(bench: &Bench) -> Outcome<String> {
     const ROUNDS: usize = 20;
     let once = || -> Outcome<()> {

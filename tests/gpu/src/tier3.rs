@@ -14,7 +14,7 @@ use nvme_host::cuda::Gpu;
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-/// Which GPU plays the controller.
+/// The GPU that plays the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arrangement {
     /// The driver's.
@@ -77,7 +77,7 @@ impl Stage<'_> {
     }
 }
 
-/// Every test, in both arrangements.
+/// Runs every test, in both arrangements.
 pub fn all(report: &mut Report, bench: &Bench) {
     for arrangement in [Arrangement::One, Arrangement::Two] {
         let stage = Stage {

@@ -1,6 +1,5 @@
-//! Tokens under scarcity: four slots, twice as many blocks as fit on the GPU, three tokens a thread,
-//! waited for in the reverse order. A protocol in which waiting for one's own turn can hold a slot
-//! would stand still here.
+//! Tokens under scarcity: four slots, twice as many blocks as fit on the GPU, three tokens a thread, waited for in the
+//! reverse order. A protocol in which a thread waits for its turn while it holds a slot would deadlock here.
 
 use crate::bench::{Bench, Tier};
 use crate::matrix::accounts_agree;

@@ -1,4 +1,4 @@
-//! Two GPUs in one process: each with a store of its own, under a context of the caller that stays current.
+//! Two GPUs in one process: each with its own store, under a context of the caller that stays current.
 // UNSAFETY: calls into the driver library, as a user's program makes them.
 #![allow(unsafe_code)]
 
@@ -43,7 +43,7 @@ fn current() -> Outcome<sys::CUcontext> {
     Ok(context)
 }
 
-/// The user's own hold on the primary context of a GPU, which is current from now on.
+/// The user's reference to the primary context of a GPU, which is current from now on.
 struct Users {
     device: sys::CUdevice,
     context: sys::CUcontext,
@@ -68,7 +68,7 @@ impl Users {
     }
 
     /// # Errors
-    /// When a call of ours left another context.
+    /// An error if a call of ours left another context current.
     fn is_current(&self, after: &str) -> Outcome<()> {
         match current()? == self.context {
             true => Ok(()),

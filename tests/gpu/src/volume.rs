@@ -22,7 +22,7 @@ const ENTRIES: u32 = 128;
 /// Blocks of 128 threads for each queue in shared mode.
 const BLOCKS: u32 = 4;
 const TIMEOUT_NS: u64 = 1_000_000_000;
-/// How long a run may take at least.
+/// Shortest limit of a run.
 const LONGEST: Duration = Duration::from_secs(180);
 
 /// The long runs.

@@ -1,4 +1,4 @@
-//! Gathers that widen elements on the way: every format, against what the CPU makes of the same bytes, bit by bit.
+//! Gathers that widen elements: every format, compared with the CPU's result bit by bit.
 // UNSAFETY: requests hold addresses of memory.
 #![allow(unsafe_code)]
 
@@ -47,7 +47,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     }
 }
 
-/// Rows that fail come out as zeros, whether or not there is a word for the status of each; no row is wrong.
+/// Rows that fail become zeros, whether or not the status of each is requested; no row is wrong.
 fn fault_of(bench: &Bench, fault: &str, comes_back: bool, has_status: bool) -> Outcome<String> {
     let timeout = fault_timeout(bench, fault);
     let mut drive = stripes::open(bench, fault, timeout)?;
@@ -167,7 +167,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// For wide rows that are `stride` bytes apart.
+    /// Makes a job whose wide rows are `stride` bytes apart.
     fn new(drive: &Drive, ids: &[i64], stride: usize, has_status: bool) -> Outcome<Self> {
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         let memory = |bytes: &[u8]| -> nvme_host::Result<DeviceMemory> {
@@ -230,7 +230,7 @@ fn gather(
     asked.came_to(pending.wait(limit()).map_err(text)?.failures)
 }
 
-/// Both launches are captured in one graph, which runs while the store is there, and after it.
+/// Both launches are captured in one graph, which runs while the store is open, and after it was closed.
 fn replay(bench: &Bench) -> Outcome<String> {
     let mut drive = Drive::open(bench, STRIPE, limit())?;
     let image = std::mem::take(drive.image_mut());

@@ -1,10 +1,10 @@
-//! The program over a stand-in for the CUDA driver, whose kernels are threads of the CPU: does each test
-//! pass when all is well, and fail when it is not?
+//! The program over a stand-in for the CUDA driver, whose kernels are threads of the CPU: each test passes without
+//! faults, and fails with one.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The stand-in as the loader wants it, in a folder of its own.
+/// Builds the stand-in in a separate folder, under the name that the loader looks for.
 fn stand_in(test: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let folder = tests.parent().unwrap();
@@ -34,16 +34,16 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What a busy machine needs: lost commands are waited for three times as long, no launch ends by the clock, and there is
-/// no time after which tests are skipped.
+/// Options for a busy machine: lost commands are waited for three times as long, no launch ends by the clock, and there
+/// is no time after which tests are skipped.
 const BUSY: [&str; 6] = ["--patience", "3", "--limit", "900", "--seconds", "36000"];
 
-/// Runs the tests `chosen`; all of them pass, and `count` is how many there are.
+/// Runs the tests `chosen`; all of them pass, and there are `count` of them.
 fn all_pass(test: &str, count: u32, chosen: &[&str]) {
     all_pass_with(test, "", count, chosen);
 }
 
-/// The same where the stand-in has `fault`.
+/// Runs the tests in the same way with the fault `fault` of the stand-in.
 fn all_pass_with(test: &str, fault: &str, count: u32, chosen: &[&str]) {
     let output = run(
         test,
@@ -65,7 +65,7 @@ fn all_pass_with(test: &str, fault: &str, count: u32, chosen: &[&str]) {
     assert!(output.status.success());
 }
 
-/// A second or two of each kind: of threads, warps and blocks that own queues, and of lanes that share them.
+/// Each kind of test takes a second or two: threads, warps and blocks that own queues, and lanes that share them.
 #[test]
 fn commands_are_well() {
     let chosen = [
@@ -145,7 +145,8 @@ fn kernels_that_read_and_compute_are_well() {
     all_pass("compute", 140, &chosen);
 }
 
-/// Each kernel begins 50 ms after the one before it has ended: an operation of several has ended when the last one has.
+/// Each kernel begins 50 ms after the one before it has ended: an operation of several kernels has ended only when the
+/// last one has.
 #[test]
 fn operations_end_with_their_last_kernel() {
     let chosen = [
@@ -173,7 +174,7 @@ fn rungs_are_well() {
     all_pass("rungs", 19, &chosen);
 }
 
-/// Stores of two GPUs at once leave the caller's context as it is; with one GPU the test says so.
+/// Stores of two GPUs at once leave the caller's context unchanged; with one GPU the test is skipped with a message.
 #[test]
 fn two_gpus_in_one_process() {
     for (fault, counts) in [
@@ -186,7 +187,7 @@ fn two_gpus_in_one_process() {
     }
 }
 
-/// A controller that is a kernel: threads of the stand-in, beside those of the driver's kernels.
+/// The controller is a kernel: its threads belong to the stand-in, beside those of the driver's kernels.
 #[test]
 fn a_controller_of_a_gpu_is_well() {
     let chosen = [
@@ -227,7 +228,7 @@ fn a_controller_on_another_gpu_is_well() {
     assert_eq!(counts, Some("0 passed, 0 failed, 1 skipped"), "{text}");
 }
 
-/// Every shape once, ordered, and the doorbell that many ring.
+/// Every shape runs once in its ordered form, and the doorbell that many warps ring.
 #[test]
 fn litmus_tests_see_messages_and_nothing_forbidden() {
     let chosen = [
@@ -270,14 +271,14 @@ fn kernels_that_do_nothing_fail() {
     assert!(text(&output).ends_with("0 passed, 1 failed, 0 skipped\n"));
 }
 
-/// What commands do to each other shows in no count; the protocol auditor sees it.
+/// No count shows that commands share a buffer; the protocol auditor sees it.
 #[test]
 fn commands_that_share_a_buffer_fail() {
     let cell = ["--commands", "900", "stride/owner/dstrd0"];
     let output = run("onebuffer", "onebuffer", &cell);
     assert_eq!(output.status.code(), Some(1));
     let text = text(&output);
-    // Of the queues whose commands share it, the auditor sees any first.
+    // The auditor may report any of the queues whose commands share the buffer first.
     assert!(text.contains("driver: queue "), "{text}");
     assert!(text.contains(": BufferShared, "), "{text}");
 }

@@ -22,7 +22,7 @@ struct ScopeArgs {
 }
 
 impl ScopeArgs {
-    /// Returns the options for a command that changes a namespace, or all of them.
+    /// Returns the options for a command that changes one namespace, or all of them.
     fn config(&self) -> ControllerConfig {
         let nsid = self.namespace_id.filter(|nsid| *nsid != 0).unwrap_or(1);
         let config = self.device.config();
@@ -47,7 +47,7 @@ impl ScopeArgs {
             return Ok(nsid);
         }
         controller.identify_namespace(nsid)?;
-        // The controller's own features take no namespace.
+        // The controller's own features have no namespace.
         Ok(match scope {
             FeatureScope::Controller => Nsid::NONE,
             _ => nsid,
@@ -199,7 +199,7 @@ impl SetFeature {
 enum FeatureScope {
     Namespace,
     Controller,
-    /// A vendor's, or one that is newer than this program: the user says it.
+    /// The scope of a vendor's feature, or of one that is newer than this program, is unknown: the user states it.
     Unknown,
 }
 

@@ -1,4 +1,4 @@
-//! `get-log`: any log page, as bytes.
+//! `get-log`: any log page, as raw bytes.
 
 use crate::admin::passthru::{byte, dword, word};
 use crate::common::{DeviceArgs, check_stop, hex, output, progress, say};

@@ -208,7 +208,7 @@ mod tests {
         assert_eq!((&value["megcap"], &value["maxcna"]), (&json!(7), &json!(9)));
     }
 
-    /// Where NVMe Base 2.0c, Identify Controller Data Structure, places them, and in their byte order.
+    /// The test puts values at the offsets of NVMe Base 2.0c, Identify Controller Data Structure, in their byte order.
     #[test]
     fn fields_at_their_bytes_come_out() {
         let mut bytes = [0u8; 4096];

@@ -1,4 +1,4 @@
-//! `list-ns`: the active namespaces of a controller, and why one cannot be used.
+//! `list-ns`: the active namespaces of a controller, and the reasons why some cannot be used.
 
 use crate::common::{DeviceArgs, output};
 use clap::Args;

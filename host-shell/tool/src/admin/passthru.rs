@@ -1,5 +1,5 @@
-//! `admin-passthru` and `io-passthru`: a command from its dwords. The command is checked against its own
-//! fields first, since a controller would move data by those and not by the buffer's length.
+//! `admin-passthru` and `io-passthru`: a command from its dwords. The command's length is checked against its own
+//! fields first, since a controller moves the bytes that these name, whatever the buffer's length.
 
 use crate::common::images::CommandFiles;
 use crate::common::input::InputFile;

@@ -1,4 +1,4 @@
-//! `bench --crossover`: reads that the GPU decides on against reads by the CPU, over latencies, hits and sizes.
+//! `bench --crossover`: reads that the GPU submits against reads by the CPU, over latencies, hits and sizes.
 
 use super::plot;
 use crate::common::images::CommandFiles;
@@ -59,7 +59,7 @@ pub struct CrossoverShared<'f> {
     pub plot: Option<PathBuf>,
 }
 
-/// A device that is measured: its name, its latency in nanoseconds where that is known, and sizes of rows.
+/// A device to be measured: its name, its latency in nanoseconds if that is known, and sizes of rows.
 type Opened = (String, Option<u64>, Vec<u32>);
 
 /// Keys by which a case is matched between a line of the report and the chart.

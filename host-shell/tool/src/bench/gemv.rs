@@ -1,4 +1,5 @@
-//! `bench --gemv`, `bench --gemm`: products with matrices on a drive, read by the kernel that multiplies, beside other ways.
+//! `bench --gemv`, `bench --gemm`: products with matrices on a drive, read by the kernel that multiplies, compared with
+//! other paths.
 
 use super::stored;
 use crate::common::output;
@@ -58,7 +59,7 @@ impl GemvArgs {
         self.gemv.is_some() || self.gemm.is_some()
     }
 
-    /// Measures every case on `device`, which may be written to.
+    /// Measures every case on `device`, whose data may be overwritten.
     pub fn run(&self, device: Arc<dyn nvme_host::Device>, rest: &GemvShared) -> Result<()> {
         let defaults = RowsOptions::default();
         let options = StoreOptions {
@@ -80,7 +81,7 @@ impl GemvArgs {
             ..StoreOptions::default()
         };
         let store = Arc::new(Store::over(device, &options)?);
-        // All of them before the first is written.
+        // All shapes are checked before the first matrix is written.
         let shape = self
             .gemm
             .map(|(_, rows, columns)| (rows, columns))
@@ -226,7 +227,7 @@ fn three(text: &str) -> std::result::Result<(u32, u32, u32), String> {
 
 impl GemvShared {
     /// # Errors
-    /// Without a GPU: the option is needed.
+    /// Returns the GPU, or the error that the option is needed.
     pub fn gpu_of(gpu: Option<u32>) -> Result<u32> {
         gpu.ok_or_else(|| Error::usage("--gemv and --gemm need a GPU", "name a GPU by --gpu"))
     }

@@ -64,7 +64,7 @@ struct RemovedFile(PathBuf);
 
 impl Drop for RemovedFile {
     fn drop(&mut self) {
-        // It is of no use to anything else; where it stays, it can be seen.
+        // The file is of no use to anything else; if it cannot be removed, the user can see it.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -123,7 +123,7 @@ impl PathsArgs {
     }
 }
 
-/// Returns the embedded simulator over the file, which stays as it is.
+/// Returns the name of an embedded simulator over the file, which is not changed.
 fn simulator(file: &Path) -> Result<String> {
     let Some(path) = file.to_str() else {
         return Err(Error::usage(

@@ -1,5 +1,5 @@
-//! `bench`: a workload in fio's words. Options that belong to one kind of measurement are refused with the others
-//! here, before a device is opened.
+//! `bench`: a workload with fio's terms. Options that belong to one kind of measurement are refused together with the
+//! others here, before a device is opened.
 
 use super::intervals::IntervalPrinter;
 use super::plot;
@@ -44,7 +44,7 @@ const OF_WORKLOADS: &[&str] = &[
 #[derive(Args)]
 #[command(
     group = ArgGroup::new("in_turns").conflicts_with_all(OF_WORKLOADS),
-    // They overwrite as much as their table or matrix has, whatever the sizes of a workload are.
+    // These measurements overwrite as much as their table or matrix has, whatever the sizes of a workload are.
     group = ArgGroup::new("by_stations").conflicts_with_all(["size", "io_size"]),
 )]
 pub struct BenchCommand {
@@ -139,9 +139,9 @@ enum WorkloadKind {
     RandMixed,
 }
 
-/// Returns a seed that no earlier run has had, so that data of an earlier run cannot pass for data of this one.
+/// Returns a seed that no earlier run has had, so that data of an earlier run are not mistaken for data of this one.
 fn fresh_seed() -> u64 {
-    // As many digits as every reader of JSON keeps.
+    // The seed has only as many bits as every reader of JSON keeps.
     RandomState::new().hash_one(std::process::id()) >> 11
 }
 

@@ -35,8 +35,8 @@ impl CompletionsCommand {
         };
         let mut script = Vec::new();
         clap_complete::generate(shell, &mut root, "nvme-gpu", &mut script);
-        // The hyphen of the program's name is written in two ways, and nothing completes after a subcommand
-        // (clap issue 6421).
+        // The hyphen of the program's name is spelled in two forms, so that nothing completes after a subcommand (clap
+        // issue 6421).
         let script = String::from_utf8_lossy(&script).replace("nvme__subcmd__gpu", "nvme__gpu");
         output::bytes(script.as_bytes())
     }
@@ -76,7 +76,8 @@ impl ManCommand {
     }
 }
 
-/// Returns the page with the lists of its section EXTRA as they are typed: troff would fill their lines into paragraphs.
+/// Returns the page with the lists of its section EXTRA as they were typed: troff would fill their lines into
+/// paragraphs.
 fn with_lists(page: &str) -> String {
     let Some((head, rest)) = page.split_once(".SH EXTRA\n") else {
         return page.to_owned();

@@ -1,4 +1,4 @@
-//! How a command ends that failed: one line, or one JSON object, on standard error.
+//! The end of a command that failed: one line, or one JSON object, on standard error.
 
 use crate::common::visible;
 use nvme_host::Error;
@@ -13,7 +13,7 @@ pub fn report(error: &Error, device: Option<&str>, as_json: bool) -> ExitCode {
         && source.kind() == ErrorKind::BrokenPipe
         && path.as_os_str() == crate::common::file::STANDARD_OUTPUT
     {
-        // The reader of the pipe has gone: the end that every filter has, without a word.
+        // The reader of the pipe has ended: like any filter, the tool ends without a message.
         let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
     }
     let remedy = remedy(error, device);
@@ -77,7 +77,7 @@ fn status_object(status: Status) -> Value {
     })
 }
 
-/// Refuses to run without a standard output: the results would be lost.
+/// Refuses to run if standard output is closed: the results would be lost.
 pub fn check_standard_output() -> Result<(), Error> {
     match crate::stdio::was_closed(1) {
         true => Err(Error::file("write", crate::common::file::STANDARD_OUTPUT)(

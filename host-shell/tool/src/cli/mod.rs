@@ -1,5 +1,5 @@
-//! The command line: its grammar, the choice of the command to run, and how a command ends: its error, its remedy
-//! and its exit code. Usage errors of clap are rewritten here, so that all errors of the tool have the same form.
+//! The command line: its grammar, the choice of the command to run, and the command's end: its error, its remedy and
+//! its exit code. Usage errors of clap are rewritten here, so that all errors of the tool have the same form.
 
 mod apart;
 mod complete;

@@ -1,4 +1,4 @@
-//! How a device is reached, beyond its name: options that every command with `--device` has.
+//! Options for the access to a device, besides its name; every command with `--device` has them.
 
 use crate::common::say;
 use clap::{Args, ValueEnum};
@@ -51,7 +51,7 @@ impl AccessArgs {
         }
     }
 
-    /// Opens `device` and brings its controller up, as the options say.
+    /// Opens `device` and brings its controller up with these options.
     pub fn start(&self, device: Arc<dyn Device>, config: &ControllerConfig) -> Result<Controller> {
         let config = ControllerConfig {
             rings: self.rings(),

@@ -110,7 +110,7 @@ impl DeviceArgs {
         self.start_with(&self.config())
     }
 
-    /// As [`start`](Self::start), as `config` says beside that.
+    /// Starts the device as [`start`](Self::start) does, with the other options of `config`.
     pub fn start_with(&self, config: &ControllerConfig) -> Result<Controller> {
         let config = ControllerConfig {
             changes: None,
@@ -119,7 +119,7 @@ impl DeviceArgs {
         self.access.start(self.open()?, &config)
     }
 
-    /// Opens the device for a command that changes nothing: a missing image stays missing.
+    /// Opens the device for a command that changes nothing: a missing image is not created.
     pub fn open(&self) -> Result<Arc<dyn Device>> {
         images::must_exist(&self.device)?;
         nvme_host::open(&self.device)
@@ -157,7 +157,7 @@ impl DeviceArgs {
         Ok(device)
     }
 
-    /// As [`start`](Self::start), for `what`, a command that changes data.
+    /// Starts the device as [`start`](Self::start) does, for the command `what`, which changes data.
     pub fn start_writing(
         &self,
         files: &CommandFiles,

@@ -1,5 +1,5 @@
-//! Output files that are whole or not there. A file is written under another name and renamed at the end, so that a
-//! killed command leaves no part of it.
+//! Output files that are either complete or absent. A file is written under another name and renamed at the end, so
+//! that a killed command leaves no part of it.
 
 use crate::common::check_stop;
 use crate::common::images::CommandFiles;
@@ -25,17 +25,17 @@ const ZEROS: u64 = 1 << 20;
 /// Bytes that a pipe accepts when it reports that it is ready (PIPE_BUF).
 const PIPE_BYTES: usize = 4096;
 
-/// An output that replaces `path` when it is complete, and leaves it as it was otherwise.
+/// An output that replaces `path` when it is complete, and otherwise leaves it unchanged.
 pub enum OutputFile {
     /// Standard output, a device or a pipe: written without a temporary file.
     Stream(DirectOutput),
     /// A file that becomes the target at the end.
     Replace {
-        /// The file: without a name where the file system allows that, so that a process that is killed leaves nothing.
+        /// The file. It has no name if the file system supports that, so that a process that is killed leaves nothing.
         file: File,
-        /// The name that it has, or gets before it is renamed.
+        /// The name that the file has, or gets before it is renamed.
         temporary: PathBuf,
-        /// Path that it replaces in the end.
+        /// The path that the file replaces in the end.
         target: PathBuf,
     },
 }
@@ -164,7 +164,7 @@ impl OutputFile {
         }
     }
 
-    /// Appends zeros: a hole in a file, bytes elsewhere.
+    /// Appends zeros: as a hole in a file, as bytes elsewhere.
     pub fn hole(&mut self, mut bytes: u64) -> Result<()> {
         match self {
             Self::Stream(stream) => {
@@ -248,7 +248,7 @@ fn give_name(file: &File, path: &Path) -> io::Result<()> {
 impl Drop for OutputFile {
     fn drop(&mut self) {
         if let Self::Replace { temporary, .. } = self {
-            // After a commit it is gone already.
+            // After a commit this name does not exist any more.
             let _ = fs::remove_file(temporary);
         }
     }

@@ -31,7 +31,7 @@ pub fn digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns `value` in hex and, in parentheses, the names of those of its bits that are set.
+/// Returns `value` in hex and, in parentheses, the names of those bits that are set.
 pub fn bits(value: u64, names: &[(u64, &str)]) -> String {
     let set: Vec<&str> = names
         .iter()

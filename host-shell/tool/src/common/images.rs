@@ -1,5 +1,5 @@
-//! The image files of a command's device: they are neither its input nor its output, and one that a
-//! command created is removed when the command fails.
+//! The image files of a command's device: they are neither its input nor its output, and an image that a command
+//! created is removed when the command fails.
 
 use nvme_host::files::{check_apart, named_by};
 use nvme_host::{Error, Result};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// Files of a command: those that its outputs must not replace, and images that it creates.
 #[derive(Default)]
 pub struct CommandFiles {
-    /// The device, as the command line names it.
+    /// The device, as the user named it on the command line.
     device: Option<String>,
     /// Paths that the command reads, as given on the command line. Outputs whose names the command derives, as in a
     /// copy into a folder, are compared with them as well.
@@ -62,7 +62,7 @@ impl CommandFiles {
         self.device.as_deref()
     }
 
-    /// Notes which images of `device` opening it will create.
+    /// Records which images of `device` will be created when it is opened.
     pub fn about_to_open(&self, device: &str) {
         let missing = files(device).into_iter().filter(|file| !file.exists());
         self.missing.borrow_mut().extend(missing);
@@ -145,7 +145,7 @@ fn in_use(path: &Path) -> Error {
     )
 }
 
-/// True if another open file description holds a lock against `lock`, as a simulator does on its images.
+/// True if another open file description holds a conflicting lock, as a simulator does on its images.
 fn is_locked(file: &File, lock: FlockOperation) -> bool {
     let taken = fcntl_lock(file, lock);
     let _ = fcntl_lock(file, FlockOperation::NonBlockingUnlock);

@@ -2,8 +2,8 @@
 //!
 //! - A regular file, or a block device, has a length: it must be whole blocks that fit into the range, which is
 //!   known before anything is sent.
-//! - A pipe is read to its end. Data past the last block is an error; so is an end within a block. With
-//!   `--blocks` exactly that many blocks are read, and the rest of the pipe is ignored.
+//! - A pipe is read to its end. Data past the last block is an error; so is an end within a block. With `--blocks`
+//!   exactly that many blocks are read, and all that follows in the pipe is ignored.
 //! - A character device such as /dev/zero may have no end: it needs `--blocks`.
 //!
 //! The first piece of a pipe is checked like a file, so that an invalid input which ends within it changes
@@ -29,7 +29,7 @@ const TICK: Timespec = Timespec {
 enum InputLength {
     /// Number of bytes.
     Bytes(u64),
-    /// As many as come before its end.
+    /// A pipe: its length is known only at its end.
     Pipe,
     /// Perhaps without end.
     Endless,
@@ -55,11 +55,11 @@ pub struct InputTarget {
     pub expected: Option<u64>,
 }
 
-/// An input that fits where it is to go.
+/// An input that fits into its target range.
 pub struct InputPieces {
     input: InputFile,
     target: InputTarget,
-    /// Blocks that are to come, where that is known.
+    /// Number of blocks that the input will have in all, if that is known.
     blocks: Option<u64>,
     /// Blocks that came.
     done: u64,
@@ -212,7 +212,7 @@ impl InputFile {
 }
 
 impl InputPieces {
-    /// Returns the blocks that are to come in all, where that is known.
+    /// Returns the number of blocks that the input will have in all, if that is known.
     pub fn blocks(&self) -> Option<u64> {
         self.blocks
     }

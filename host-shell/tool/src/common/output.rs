@@ -5,7 +5,7 @@ use nvme_host::{ControllerNotice, DeviceEvent, Error, NoticeListener, Result};
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal, Write};
 
-/// The version of the JSON that is printed: docs/json.md. It grows when a member changes or goes.
+/// The version of the printed JSON: docs/json.md. It grows when a member is removed or changes its meaning.
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// Writes text to standard output; a full disk or a closed pipe is an error.

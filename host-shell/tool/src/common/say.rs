@@ -19,7 +19,7 @@ pub fn set(quiet: bool, verbose: bool) {
     LEVEL.store(level, Ordering::Relaxed);
 }
 
-/// True if a progress bar is drawn: at a terminal, without --quiet.
+/// True if a progress bar is drawn: on a terminal, without --quiet.
 pub fn shows_progress() -> bool {
     LEVEL.load(Ordering::Relaxed) > QUIET && io::stderr().is_terminal()
 }
@@ -41,7 +41,7 @@ pub fn show(text: &str) {
 
 fn line(level: u8, text: impl FnOnce() -> String) {
     if LEVEL.load(Ordering::Relaxed) >= level {
-        // Where standard error is closed there is no reader to miss it.
+        // If standard error is closed, nobody would read the text, so that the error is ignored.
         let _ = writeln!(io::stderr(), "{}", text());
     }
 }

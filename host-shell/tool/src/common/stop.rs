@@ -11,16 +11,16 @@ pub fn stop_flag() -> Arc<AtomicBool> {
     Arc::clone(FLAG.get_or_init(|| {
         let flag = Arc::new(AtomicBool::new(false));
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-        // Without this signal, a write beyond the limit of file sizes returns an error, after which the
-        // incomplete file is removed.
+        // Without a handler this signal would end the process. With it, a write beyond the limit of file sizes returns
+        // an error, after which the incomplete file is removed.
         let _ = signal_hook::flag::register(libc::SIGXFSZ, Arc::default());
         let ignored = ignored_signals();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             if ignored & 1 << (signal - 1) != 0 {
                 continue;
             }
-            // In this order: the second signal finds the flag set. Without handlers a signal ends the
-            // process without a shutdown, which is the system's default.
+            // The order matters: the second signal must find the flag set. Without handlers a signal ends the process
+            // without a shutdown, which is the system's default.
             let _ = signal_hook::flag::register_conditional_shutdown(
                 signal,
                 i32::from(exit::INTERRUPTED),

@@ -1,4 +1,4 @@
-//! For clap: numbers, sizes and times.
+//! Parsers of numbers, sizes and times for clap.
 
 use nvme_host::Error;
 use nvme_host::units::{parse_bytes, parse_duration, parse_in};

@@ -24,7 +24,7 @@ pub fn lines(text: &str) -> String {
 
 /// Returns the text of a JSON document, in which such characters can only be in strings.
 pub fn json(text: &str) -> String {
-    // All of them lie in the basic multilingual plane.
+    // All of these characters lie in the basic multilingual plane.
     escaped(text, |c| {
         (acts(c) && c != '\n').then(|| format!("\\u{:04x}", u32::from(c)))
     })

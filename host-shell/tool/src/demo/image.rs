@@ -31,7 +31,7 @@ pub struct DemoImage {
 impl Drop for DemoImage {
     fn drop(&mut self) {
         if let Some(path) = self.path.as_ref().filter(|_| !self.keep) {
-            // Someone else may have removed it; there is nothing to say about that.
+            // Another process may have removed the file; there is nothing to report about that.
             let _ = fs::remove_file(path);
         }
     }
@@ -142,7 +142,7 @@ fn check_space(path: &Path, size: u64) -> Result<()> {
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
-    // A folder that cannot be looked at is an error of creating the file, which says more.
+    // If the folder cannot be examined, creating the file will fail with a clearer error.
     let Ok(space) = rustix::fs::statvfs(folder.unwrap_or(Path::new("."))) else {
         return Ok(());
     };
@@ -176,7 +176,7 @@ fn unit(demo: &DemoCommand, block: u64, most: u64) -> Result<u64> {
     }
 }
 
-/// The words of the image, in order: those that kernels check, where there are kernels.
+/// The words of the image, in order: the same words that kernels check.
 #[cfg(feature = "cuda")]
 struct ImageWords {
     seed: u64,

@@ -1,4 +1,4 @@
-//! `demo`: real data through the whole driver, from a GPU where there is one, else from CPU threads.
+//! `demo`: real data through the whole driver, from a GPU if there is one, else from CPU threads.
 
 #[cfg(feature = "cuda")]
 mod gpu;

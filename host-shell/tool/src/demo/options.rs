@@ -1,4 +1,4 @@
-//! Options of `demo`: the image, its size, queues, and who drives them.
+//! Options of `demo`: the image, its size, queues, and whether the GPU or the CPU drives them.
 
 use crate::common::{
     AccessArgs, OutputForm, WriteArgs, duration, number, output, some_bytes, stop_flag,

@@ -1,5 +1,5 @@
-//! `demo`: real data through the whole driver, from a GPU where there is one, else from CPU threads. Every
-//! byte is compared with what the seed gives, on the GPU and again on the CPU, before the result is printed.
+//! `demo`: real data through the whole driver, from a GPU if there is one, else from CPU threads. Every byte is
+//! compared with the data of the seed, on the GPU and again on the CPU, before the result is printed.
 
 #[cfg(feature = "cuda")]
 use super::gpu;
@@ -245,7 +245,7 @@ fn read_queue(
     })
 }
 
-/// A command in flight: its identifier, which unit it reads, and when it was submitted.
+/// A command in flight: its identifier, the unit that it reads, and the time of its submission.
 type InFlight = (u16, usize, Instant);
 
 /// Submits a read for each free buffer while there are units left, and rings.

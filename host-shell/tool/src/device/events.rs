@@ -36,7 +36,7 @@ impl EventsCommand {
         })?;
         let begin = Instant::now();
         loop {
-            // Looked at first: events that came until now are printed below.
+            // The end is tested first: events that arrived until now are printed below.
             let is_over = stop_flag().load(Ordering::Relaxed)
                 || self.time.is_some_and(|time| begin.elapsed() >= time);
             for event in controller.events()? {

@@ -1,4 +1,4 @@
-//! `p2p`: whether the controller reaches the memory of another device, and how fast.
+//! `p2p`: whether the controller reaches the memory of another device, and at what rate.
 
 use crate::common::{NamespaceArgs, WriteArgs, number, output, some_bytes};
 use clap::Args;
@@ -41,7 +41,7 @@ pub struct PeerCommand {
 /// Limit of a transfer in bytes: its data is kept in memory several times.
 const MOST: u64 = 1 << 30;
 
-/// The controller's two ways to the same blocks: through the peer, and through this process.
+/// The controller's two paths to the same blocks: through the peer, and through this process.
 struct PeerPaths {
     queue: DriverQueue,
     disk: Namespace,
@@ -90,7 +90,7 @@ impl PeerCommand {
         };
         let kept = ways.peer.as_slice().to_vec();
         let outcome = ways.check(&before, writes);
-        // Both are put back whatever was found.
+        // Both are restored, whatever was found.
         ways.peer.as_mut_slice().copy_from_slice(&kept);
         let restored = if writes {
             ways.disk.write(Lba(self.lba), &before)

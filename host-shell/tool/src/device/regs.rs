@@ -48,7 +48,7 @@ fn to_json(registers: &dyn RegisterAccess) -> Value {
     })
 }
 
-/// Registers as lines, each with its fields below it.
+/// Registers as lines, each followed by the lines of its fields.
 #[derive(Default)]
 struct RegisterText(String);
 

@@ -27,7 +27,8 @@ impl ResetCommand {
         let device = nvme_host::open(&self.device.device)?;
         self.write
             .check_for(&*device, format!("a {what} interrupts the work of"))?;
-        // A reset of this controller is none of the others' business.
+        // A reset of this controller does not affect other controllers, a reset of the subsystem
+        // does.
         let config = match self.subsystem {
             true => self.device.config(),
             false => self.device.reading(),

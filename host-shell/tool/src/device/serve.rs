@@ -50,7 +50,7 @@ impl ServeCommand {
         let config = sim::config(text)?;
         let threads = self.threads.map_or(config.threads, usize::from);
         let mut server = Server::bind(config, &self.socket, threads).map_err(refused)?;
-        // From here on clients may have written to it.
+        // Clients may write to the image from here on, so that it is not removed any more.
         files.keep_created();
         self.ready(threads)?;
         let clients = AtomicU64::new(0);

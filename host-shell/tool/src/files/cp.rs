@@ -1,4 +1,4 @@
-//! `cp`: a file of a drive into a file of this machine, or a folder into a folder.
+//! `cp`: copies a file of a drive to a file of this machine, or a folder to a folder.
 
 use super::{DriveArgs, copy, tree, volume};
 use crate::common::images::CommandFiles;

@@ -136,7 +136,7 @@ impl ImportPlaces {
     }
 }
 
-/// The files that a path stands for: one, or all of a model.
+/// The files that a path names: one, or all files of a model.
 struct ImportInput<'a> {
     path: &'a Path,
     /// Sources in the order of their positions.

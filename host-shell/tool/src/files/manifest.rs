@@ -1,4 +1,4 @@
-//! `manifest`: the hashes of a file's chunks, and whether a file has them.
+//! `manifest`: writes the hashes of a file's chunks, or checks that a file has them.
 
 use super::{DriveArgs, volume};
 use crate::common::images::CommandFiles;

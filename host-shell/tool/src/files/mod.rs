@@ -75,7 +75,7 @@ pub fn volume(store: &Arc<Store>, location: &FileLocation) -> Result<Ext4Volume>
     Ok(volume)
 }
 
-/// Writes all of `file` to `out`, or to standard output. Holes stay holes where the output can have them.
+/// Writes all of `file` to `out`, or to standard output. Holes stay holes if the output can have them.
 fn copy(file: &DriveFile, out: Option<&Path>, files: &CommandFiles) -> Result<()> {
     let bytes = file.len();
     let mut out = OutputFile::create(out, files)?;

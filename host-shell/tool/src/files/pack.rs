@@ -24,7 +24,7 @@ const PER_FILE: u64 = 1024;
 /// Bitmaps and other structures of the same size in every image.
 const FIXED: u64 = 16 << 20;
 const TICK: Duration = Duration::from_millis(20);
-/// No journal, and metadata only at the start, so that nothing interrupts the blocks of a long file.
+/// There is no journal, and metadata lie only at the start, so that nothing interrupts the blocks of a long file.
 const LAYOUT: [&str; 14] = [
     "-q",
     "-F",
@@ -143,7 +143,7 @@ impl PackCommand {
         }
     }
 
-    /// Compares every file; those that do not lie in one piece.
+    /// Compares every file; returns the files that are not contiguous.
     fn verify(&self, found: &[PackedFile]) -> Result<Vec<Value>> {
         let options = StoreOptions {
             read_only: true,
@@ -233,7 +233,7 @@ fn wait(mut child: Child) -> Result<Option<String>> {
     Ok(Some(last.map_or(status.to_string(), str::to_owned)))
 }
 
-/// Compares a file of the image with the one that it was made of.
+/// Compares a file of the image with its source.
 fn compare(file: &DriveFile, from: &Path, on_bytes: &mut dyn FnMut(u64)) -> Result<()> {
     let (source, _) = open_regular(from)?;
     let mismatch = |at: u64| Error::Mismatch {

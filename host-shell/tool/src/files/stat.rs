@@ -1,4 +1,4 @@
-//! `stat`: a file of a drive, and where its data lie.
+//! `stat`: describes a file of a drive, and the extents of its data.
 
 use super::{DriveArgs, mode, text, volume};
 use crate::common::output;

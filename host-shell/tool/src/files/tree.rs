@@ -1,7 +1,7 @@
-//! `cp -r`: a folder of a drive becomes a folder of this machine.
+//! `cp -r`: copies a folder of a drive to a folder of this machine.
 //!
-//! Names and links are the drive's, which is not trusted. Every name is one component, and is made in a folder that this
-//! process made and holds open, where nothing of that name was; no link is followed.
+//! Names and links are the drive's, which is not trusted. Every name is one component. It is created in a folder that
+//! this process made and holds open, and only if nothing of that name exists there; no link is followed.
 
 use super::{PIECE, text, written};
 use crate::common::{check_stop, progress, say, visible};
@@ -18,8 +18,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 
-/// Limit of the depth of folders: each is open while those below it are copied, and the open files of a process
-/// are limited.
+/// Limit of the depth of folders: a folder is open while the folders below it are copied, and the open files of a
+/// process are limited.
 const MOST_DEPTH: usize = 256;
 const DAMAGED: &str = "unmount the file system if it is mounted, and run e2fsck on it";
 
@@ -49,7 +49,7 @@ struct CopyPlan {
     copied: CopiedCounts,
 }
 
-/// Copies the directory `inode` at `from` of `volume` to `to`, which is there when all of it has been copied.
+/// Copies the directory `inode` at `from` of `volume` to `to`, which exists only once all of it has been copied.
 ///
 /// # Errors
 /// [`Error::Usage`] for a file that is not read, and when `to` is there; [`Error::Device`] for a damaged file system;
@@ -181,7 +181,7 @@ impl TemporaryFolder {
 
 impl Drop for TemporaryFolder {
     fn drop(&mut self) {
-        // After the rename it is gone already.
+        // After the rename this folder does not exist any more.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

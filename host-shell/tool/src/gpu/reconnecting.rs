@@ -1,5 +1,4 @@
-//! A session of a GPU that continues after outages: commands without an answer, controller resets, a device
-//! that left.
+//! A session of a GPU that continues after outages: commands without an answer, controller resets, a device that left.
 
 use crate::common::file::write_whole;
 use crate::common::images::CommandFiles;
@@ -17,7 +16,7 @@ pub const MOST_FAILURES: u32 = 16;
 
 /// Parameters for opening a [`ReconnectingSession`] session.
 pub struct SessionSource<'a> {
-    /// As the command line names it.
+    /// The device, as the user named it on the command line.
     pub device: &'a str,
     pub config: ControllerConfig,
     pub setup: SessionSetup,
@@ -32,10 +31,10 @@ pub struct SessionSource<'a> {
     pub data_bytes: u64,
 }
 
-/// A session that opens its device again after it left, where the user wants that.
+/// A session that opens its device again after it left, if the user asks for that.
 pub struct ReconnectingSession<'a> {
     source: SessionSource<'a>,
-    /// None while it is opened again.
+    /// `None` while the device is being opened again.
     session: Option<GpuSession>,
     pub outages: OutageCounts,
 }
@@ -127,7 +126,7 @@ impl<'a> ReconnectingSession<'a> {
         Ok(())
     }
 
-    /// Shuts the controller down: a report of the session, and of outages.
+    /// Shuts the controller down; returns a report of the session and of its outages.
     pub fn close(self) -> Result<SessionReport> {
         let session = self.session.ok_or_else(closed)?;
         let report = SessionReport {

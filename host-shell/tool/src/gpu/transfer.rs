@@ -189,7 +189,8 @@ impl GpuArgs {
         ended
     }
 
-    /// Returns the setup for `queues` queues of `depth`; `gpu_memory` is where `--tier auto` wants the data.
+    /// Returns the setup for `queues` queues of `depth`; `gpu_memory` is true if `--tier auto` should place the data in
+    /// GPU memory.
     pub fn setup(&self, queues: u32, depth: u32, nsid: Nsid, gpu_memory: bool) -> SessionSetup {
         SessionSetup {
             gpu: self.gpu.unwrap_or(0),
@@ -215,7 +216,7 @@ pub struct GpuTransfer<'a> {
     pub reconnecting: ReconnectingSession<'a>,
     /// Commands of one launch.
     commands: u64,
-    /// Commands of a piece, when pieces come in random order.
+    /// Number of commands of a piece, when pieces are transferred in random order.
     wave: Option<u64>,
 }
 
@@ -244,8 +245,8 @@ impl<'a> GpuTransfer<'a> {
         })
     }
 
-    /// Transfers `blocks` blocks from `lba` on. `before` fills data memory and `after` takes it, each with the
-    /// first block and the number of bytes of its chunk. Returns seconds of kernels, and the counts.
+    /// Transfers `blocks` blocks from `lba` on. `before` fills data memory and `after` reads it, each with the first
+    /// block and the number of bytes of its chunk. Returns the seconds of the kernels, and the counts.
     ///
     /// A chunk with lost commands is transferred again, in smaller ones.
     pub fn run(
@@ -265,7 +266,7 @@ impl<'a> GpuTransfer<'a> {
         while done < blocks {
             check_stop()?;
             let whole = ((blocks - done) / per_command).min(most);
-            // A remainder shorter than a command comes last, as a shorter command.
+            // A remainder shorter than a command is transferred last, as a shorter command.
             let (count, each) = match whole {
                 0 => (1, blocks - done),
                 whole => (whole, per_command),
@@ -321,8 +322,9 @@ impl<'a> GpuTransfer<'a> {
         Ok(true)
     }
 
-    /// Returns the launches of a chunk of `count` commands: first command and number of each. One, in their
-    /// order; or as many as are in flight at a time, in an order that `seed` decides.
+    /// Returns the launches of a chunk of `count` commands: first command and number of each. There is one launch for
+    /// commands in order; otherwise each launch has as many commands as are in flight at a time, in an order that
+    /// `seed` decides.
     fn pieces(&self, count: u64, seed: u64) -> Vec<(u64, u64)> {
         match self.wave {
             Some(wave) => shuffled(count, wave, seed),

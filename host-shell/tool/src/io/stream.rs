@@ -156,8 +156,8 @@ impl StreamCommand {
         Ok(left)
     }
 
-    /// Returns the launch of `commands` reads of `blocks` blocks among `units` places, the first of
-    /// them place `first`.
+    /// Returns the launch of `commands` reads of `blocks` blocks among `units` positions, the first of them position
+    /// `first`.
     #[cfg(feature = "cuda")]
     fn launch(&self, first: u64, blocks: u32, commands: u64, units: u64, seed: u64) -> LaunchWork {
         LaunchWork {

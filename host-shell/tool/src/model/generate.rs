@@ -284,7 +284,7 @@ fn chat(tokenizer: &Tokenizer, question: &str) -> Result<String> {
     ))
 }
 
-/// Text that comes in pieces, which may end inside a character.
+/// Text that is decoded in pieces, which may end inside a character.
 #[derive(Default)]
 struct DecodedText {
     whole: String,

@@ -123,7 +123,7 @@ impl BuildCommand {
         )?;
         bar.finish_and_clear();
         if in_graph < made {
-            // One vector: there was no graph to make.
+            // There is only one vector, so that no graph was made.
             in_graph = made;
         }
         let all = begin.elapsed();
@@ -131,7 +131,7 @@ impl BuildCommand {
         self.report(&header, &store, [made, in_graph - made, all - in_graph])
     }
 
-    /// Makes the file that the index goes to, if it is missing.
+    /// Creates the file for the index, if it does not exist.
     fn create(&self, source: &VectorSource, options: BuildOptions) -> Result<Option<PathBuf>> {
         let path = match self.device.strip_prefix("file:") {
             Some(path) => Path::new(path),

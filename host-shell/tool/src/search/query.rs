@@ -1,6 +1,5 @@
-//! `search query`: searches of an index, with reads by the CPU and by a GPU in turns, judged by comparing all
-//! vectors. Both ways have to give the same answers, and recall is counted over the first queries against all
-//! vectors.
+//! `search query`: searches of an index, with reads by the CPU and by a GPU, alternating. Both have to give the same
+//! answers; recall is counted over the first queries by comparing all vectors.
 
 use super::input::InputArgs;
 use super::place::IndexPlace;

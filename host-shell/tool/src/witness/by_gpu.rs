@@ -256,7 +256,7 @@ pub fn gather(context: &mut RunContext, watch: &StepWatch, gpu: u32) -> Result<S
     })
 }
 
-/// As the CPU's step: the GPU writes, the CPU reads back and restores the old data.
+/// Writes as the CPU's step does: the GPU writes, the CPU reads back and restores the old data.
 pub fn write(context: &mut RunContext, watch: &StepWatch, gpu: u32) -> Result<StepResult> {
     let range = context.writable()?;
     let plan: WitnessPlan = context.plan;

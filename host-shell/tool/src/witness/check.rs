@@ -1,5 +1,5 @@
-//! Plausibility of a witness file: its form, its ranges, content that must not be in it, and contradictions. A
-//! witness comes from strangers: a file with a figure above its link, or with a name in it, must not be published.
+//! Plausibility of a witness file: its form, its ranges, content that must not be in it, and contradictions. A witness
+//! file comes from strangers: one with a figure above its link, or with a name in it, must not be published.
 
 use super::record::{RunEnd, StepEnd, TimedPass, VERSION, WitnessRecord, WitnessStep};
 use super::redact::found_in;
@@ -24,8 +24,8 @@ const FASTEST_GB_PER_S: f64 = 121.1;
 /// Checks the file at `path` and prints its row.
 ///
 /// # Errors
-/// [`Error::Mismatch`] for a witness that cannot be believed; [`Error::Usage`] for another file; [`Error::File`] where
-/// it cannot be read.
+/// [`Error::Mismatch`] for an implausible witness file; [`Error::Usage`] for another file; [`Error::File`] if it cannot
+/// be read.
 pub fn run(path: &Path, files: &CommandFiles, as_json: bool) -> Result<()> {
     let mut bytes = vec![0; MOST];
     let length = InputFile::open(path, files)?.read_at_most(&mut bytes)?;
@@ -123,11 +123,11 @@ pub fn problems(record: &WitnessRecord) -> Vec<String> {
     wrong
 }
 
-/// MDTS, GB/s of the link, and whether the controller is a program.
+/// MDTS, GB/s of the link, and true if the controller is a program.
 type Limits = (Option<u64>, Option<f64>, bool);
 
-/// Returns the limits of the figures, as far as the record has them. The link of a program (a simulated
-/// controller) carries nothing.
+/// Returns the limits of the figures, as far as the record has them. A program (a simulated controller) transfers
+/// nothing over its link.
 fn limits(record: &WitnessRecord) -> Limits {
     let one = record.controller.as_ref();
     let link = one

@@ -16,8 +16,8 @@ pub struct UnitDigest {
 }
 
 impl UnitDigest {
-    /// Creates a digest. `salt` is not kept, so that the sums in a file reveal nothing about the
-    /// content of a drive to someone who does not have it.
+    /// Creates a digest. `salt` is not stored, so that the sums in a file reveal nothing about the content of a drive
+    /// to someone who does not have the drive.
     pub fn new(salt: u64, unit: u64) -> Self {
         Self {
             salt,

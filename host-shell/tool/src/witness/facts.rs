@@ -1,4 +1,4 @@
-//! The machine, the controller, the GPU and the path between them, as a witness file names them.
+//! The machine, the controller, the GPU and the path between them, as a witness file describes them.
 
 use super::record::{RecordController, RecordMachine};
 use super::redact::RedactedWords;
@@ -77,7 +77,7 @@ fn kernel(release: &str) -> String {
     kept.join("-")
 }
 
-/// Returns the controller behind `device`, and true if it is a simulator. Names that identify it go to
+/// Returns the controller behind `device`, and true if it is a simulator. Names that identify it are added to
 /// `secrets`.
 pub fn controller(
     opened: &Opened,

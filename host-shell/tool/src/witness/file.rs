@@ -1,4 +1,4 @@
-//! The file that a run writes, again after each rung: it is whole whenever the run ends.
+//! The file that a run writes again after each rung, so that it is complete whenever the run ends.
 
 use super::record::WitnessRecord;
 use super::redact::{self, RedactedWords};
@@ -18,14 +18,14 @@ impl<'f> OutFile<'f> {
     /// be free or a file.
     ///
     /// # Errors
-    /// [`Error::File`](nvme_host::Error::File) where no file can be made: before anything is measured.
+    /// [`Error::File`](nvme_host::Error::File) if the file cannot be created; reported before anything is measured.
     pub fn create(path: Option<&Path>, date: &str, files: &'f CommandFiles) -> Result<Self> {
         let digits: String = date.chars().filter(char::is_ascii_digit).collect();
         let path = path.map_or_else(
             || PathBuf::from(format!("witness-{digits}.json")),
             PathBuf::from,
         );
-        // Made and dropped: it is not there, or as it was.
+        // The output is made and dropped as a test: the file does not exist afterwards, or is unchanged.
         drop(OutputFile::create(Some(&path), files)?);
         Ok(Self { path, files })
     }

@@ -27,7 +27,7 @@ struct PassCommands<'a> {
 }
 
 impl PassRange {
-    /// Reads the range; `look` gets the place of each command's bytes in it, and the bytes. Seconds.
+    /// Reads the range; `look` receives the offset of each command's bytes in it, and the bytes. Returns the seconds.
     pub fn read(
         &self,
         controller: &Controller,
@@ -44,7 +44,8 @@ impl PassRange {
         )
     }
 
-    /// Writes the range; `fill` gets the place of each command's bytes in it, and room for them. Seconds.
+    /// Writes the range; `fill` receives the offset of each command's bytes in it, and room for them. Returns the
+    /// seconds.
     pub fn write(
         &self,
         controller: &Controller,

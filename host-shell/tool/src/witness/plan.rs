@@ -26,7 +26,7 @@ impl RunLengths {
         rows: 65_536,
     };
 
-    /// For a look: a tenth of the first, and small ones else.
+    /// Lengths of a quick run: a tenth of the first read, and small ones otherwise.
     pub const QUICK: Self = Self {
         sequential: [66_900_000, 215_000_000],
         layers: 4,
@@ -40,7 +40,7 @@ impl RunLengths {
 pub const ROW_BYTES: u64 = 4096;
 /// Commands in flight of a sequential read.
 pub const DEPTH: u32 = 32;
-/// Bytes of a command of a sequential read, where the controller moves as many.
+/// Bytes of a command of a sequential read, if the controller moves so many.
 const COMMAND: u64 = 1 << 20;
 
 /// The namespace, the range that may be read, and the length of commands.
@@ -122,8 +122,8 @@ impl WitnessPlan {
         all
     }
 
-    /// Returns layers of equal length that fit: how many, and bytes of each, which are whole pieces of `unit`
-    /// where they can be.
+    /// Returns layers of equal length that fit: their number, and the bytes of each, which are whole pieces of `unit`
+    /// if possible.
     pub fn layers(&self, unit: u64) -> (u64, u64) {
         let RunLengths {
             layers,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the file's form: it grows when a member goes or changes its meaning.
+/// The version of the file's form: it grows when a member is removed or changes its meaning.
 pub const VERSION: u32 = 1;
 
 /// One run of `nvme-gpu witness`.
@@ -19,7 +19,7 @@ pub struct WitnessRecord {
     pub tool: String,
     /// The command line without paths.
     pub command: String,
-    /// The controller is a simulated one: figures say nothing about a drive.
+    /// True if the controller is a simulated one: figures say nothing about a drive.
     pub simulator: bool,
     pub machine: RecordMachine,
     pub controller: Option<RecordController>,
@@ -95,7 +95,7 @@ pub struct RecordGpu {
     pub open_modules: Option<bool>,
     pub cuda: String,
     pub capability: String,
-    /// As the driver gives it: 0 none, 100 owner, 200 all.
+    /// The driver's value: 0 none, 100 owner, 200 all.
     pub writes_ordering: i64,
     pub flush_options: i64,
     pub dma_buf: bool,
@@ -137,7 +137,7 @@ pub struct WitnessStep {
     pub measured: Option<TimedPass>,
     pub verified: Option<VerifiedBytes>,
     pub tier: Option<RecordTier>,
-    /// Reason why it was skipped.
+    /// Reason why the step was skipped.
     pub why: Option<String>,
     pub error: Option<StepFailure>,
 }
@@ -164,9 +164,10 @@ pub struct VerifiedBytes {
     /// The two methods that returned the same bytes.
     pub how: String,
     pub bytes: u64,
-    /// The share of units of 4 KiB or a block that are all zero: of such bytes a check says little.
+    /// The fraction of units of 4 KiB or a block that are all zero: comparing such bytes shows
+    /// little.
     pub zero_share: f64,
-    /// Sums of both ways, salted with a number that is not kept.
+    /// Sums of the bytes of both paths, salted with a number that is not stored.
     pub sums: Option<[String; 2]>,
 }
 

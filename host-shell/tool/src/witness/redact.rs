@@ -1,5 +1,4 @@
-//! Removes content that must not be in a witness file: who and where it was made, and the identity of the
-//! drive.
+//! Removes content that must not be in a witness file: who made it and where, and the identity of the drive.
 
 use super::record::WitnessRecord;
 use nvme_host::Result;
@@ -16,9 +15,9 @@ const SHORTEST: usize = 3;
 /// Words that must not be in a file.
 #[derive(Clone, Debug, Default)]
 pub struct RedactedWords {
-    /// Serial numbers and the like: taken out wherever they are.
+    /// Serial numbers and the like: removed wherever they occur.
     anywhere: Vec<String>,
-    /// Names of people and machines: taken out where they are whole words.
+    /// Names of people and machines: removed where they are whole words.
     words: Vec<String>,
 }
 
@@ -46,7 +45,7 @@ impl RedactedWords {
         let short = word.split('.').next().unwrap_or_default().to_owned();
         for word in [word, short] {
             let word = word.trim().to_lowercase();
-            // These are words of the field, and the names of nobody.
+            // These are common words of the field, which name nobody.
             let is_common = matches!(
                 word.as_str(),
                 "root" | "none" | "(none)" | "localhost" | "nvme" | "user"
@@ -81,7 +80,7 @@ impl RedactedWords {
 
 /// Replaces each `secret`, in lower case, in `text` where `fits` accepts the characters before and after it.
 fn replaced(text: &str, secret: &str, fits: impl Fn(Option<char>, Option<char>) -> bool) -> String {
-    // ASCII alone, so that places stay the same.
+    // Only ASCII is lowered, so that offsets stay the same.
     let lower = text.to_ascii_lowercase();
     let (mut clean, mut at) = (String::new(), 0);
     while let Some(found) = lower[at..].find(secret) {

@@ -60,7 +60,7 @@ impl std::str::FromStr for WritableBlocks {
 pub struct RunContext {
     pub timeout: Duration,
     pub plan: WitnessPlan,
-    /// Salts the sums of this run; it is not kept.
+    /// Salt of the sums of this run; it is not stored.
     pub salt: u64,
     pub writable: Option<WritableBlocks>,
     pub as_json: bool,
@@ -84,7 +84,7 @@ impl OpenedDevice {
         }
     }
 
-    /// Returns the device, opened again when it is gone.
+    /// Returns the device, which is opened again if it is gone.
     ///
     /// # Errors
     /// Those of opening it.

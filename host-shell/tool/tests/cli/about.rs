@@ -1,4 +1,4 @@
-//! What the tool says about itself and about a controller.
+//! The tool's descriptions of itself and of a controller.
 
 use crate::common::{Folder, Place, Ran, bytes};
 use std::process::Stdio;
@@ -112,7 +112,7 @@ fn completions_name_every_command() {
         assert!(script.contains("allow-write"), "{shell}");
     }
     folder.fails(&["completions", "tcsh"], 2, "tcsh");
-    // bash completes by it: commands, and the options of each.
+    // bash uses it to complete commands, and the options of each.
     let script = folder.ok(&["completions", "bash"]);
     std::fs::write(folder.path("script"), script).unwrap();
     for (words, wanted) in [
@@ -126,7 +126,7 @@ fn completions_name_every_command() {
     }
 }
 
-/// Returns the words that bash offers in place of the last one, by the completions in the file `script`.
+/// Returns the words that bash offers to replace the last one, by the completions in the file `script`.
 fn completed(folder: &Folder, words: &str) -> Vec<String> {
     let call = "source \"$1\"; shift; COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); \
                 of=$(complete -p nvme-gpu | sed 's/.* -F \\([^ ]*\\) .*/\\1/'); \

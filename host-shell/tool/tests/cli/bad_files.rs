@@ -1,4 +1,4 @@
-//! Inputs and outputs that cannot be used, and what a failed command leaves behind.
+//! Inputs and outputs that cannot be used, and the files that a failed command leaves.
 
 use super::rows::{check, fault, folder, shell};
 use crate::common::{Folder, Place};
@@ -101,7 +101,7 @@ fn long_inputs_are_sent_in_bounded_memory() {
     }
 }
 
-/// Another user's files. Needs root to become that user; what is not run says so.
+/// Another user's files. The test needs root to become that user; a skipped part prints that.
 #[test]
 fn files_of_others_are_named_with_their_remedy() {
     use std::os::unix::fs::PermissionsExt;

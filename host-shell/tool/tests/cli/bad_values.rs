@@ -34,7 +34,8 @@ const TIMES: &str = "
     demo | timeout
 ";
 
-/// Every option of `table` with every one of `values`: refused, naming the option.
+/// Checks that every option of `table` refuses every one of `values`, and that the error names the
+/// option.
 fn check_values(table: &str, values: &[&str]) {
     let mut rows = String::new();
     for line in table.lines().map(str::trim).filter(|line| !line.is_empty()) {

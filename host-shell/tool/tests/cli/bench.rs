@@ -132,7 +132,7 @@ fn bench_by_bytes_moves_exactly_those(place: Place) {
     assert!(percentile("99.000000") <= percentile("99.990000"));
     // The histogram keeps three digits.
     assert!(percentile("99.990000") <= number(&latency["max"]) * 1.001);
-    // Little's law: what was in flight on average is at most what was allowed.
+    // Little's law: the average number of commands in flight is at most the allowed depth.
     let in_flight = number(&read["iops"]) * number(&latency["mean"]) / 1e9;
     assert!(in_flight <= 8.0 * 1.05, "{in_flight}");
     let queues = report["queues"].as_array().unwrap();
@@ -149,7 +149,7 @@ fn bench_by_time_takes_that_long(place: Place) {
     let report = folder.json(&words("bench -d sim:mem --runtime 500ms --depth 8"));
     let read = &report["jobs"][0]["read"];
     let runtime = number(&read["runtime"]);
-    // How much longer depends on what else the machine does.
+    // An upper bound would depend on the other load of the machine.
     assert!(runtime >= 500.0, "{runtime} ms");
     assert!(number(&read["total_ios"]) > 0.0);
 }
@@ -174,7 +174,7 @@ fn bench_keeps_to_its_rate(place: Place) {
     assert_eq!(steps.len(), 3);
     for (step, rate) in steps.iter().zip([1000.0, 2000.0, 3000.0]) {
         assert_eq!(number(&step["rate_iops"]), rate);
-        // Not faster than asked; a busy machine may be slower.
+        // The rate is at most the requested one; a busy machine may be slower.
         let iops = number(&step["iops"]);
         assert!(iops > 0.0 && iops <= rate * 1.05, "{iops} of {rate}");
     }
@@ -208,7 +208,7 @@ fn verify_reads_back_what_was_written(place: Place) {
     assert!(pixels.chunks(3).any(|pixel| pixel == [0, 0, 0]), "text");
 }
 
-/// Data that come late are a write that is lost: the drive says that it is done, and keeps what it had.
+/// Late data is a lost write: the drive reports success, and keeps the old content.
 #[test]
 fn verify_finds_lost_writes_over_data_of_an_earlier_run_or_pass() {
     let folder = Folder::new(Place::Embedded);
@@ -221,7 +221,7 @@ fn verify_finds_lost_writes_over_data_of_an_earlier_run_or_pass() {
     };
     let whole = "--io-size 256KiB";
     assert_eq!(run("", whole).code, 0);
-    // With the same seed the same units are written: not with the same data.
+    // With the same seed the same units are written, but with other data.
     let lost = run("&fault=latedata:60m@op=write,nth=7", whole);
     assert_eq!(lost.code, 3, "{}", lost.stderr);
     assert!(lost.stderr.contains("LBA "), "{}", lost.stderr);
@@ -232,7 +232,8 @@ fn verify_finds_lost_writes_over_data_of_an_earlier_run_or_pass() {
     assert_eq!(lost.code, 3, "{}", lost.stderr);
 }
 
-/// Two queues write the same few blocks: only one write of a block is under way at a time, so that all is compared.
+/// Two queues write the same few blocks: only one write of a block is in flight at a time, so that all data are
+/// compared.
 #[test]
 fn verify_knows_what_blocks_hold_that_are_written_often() {
     let folder = Folder::new(Place::Embedded);

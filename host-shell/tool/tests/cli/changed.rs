@@ -19,7 +19,7 @@ in_each_place!(
     commands_end_when_another_host_changes_the_namespace,
 );
 
-/// One command at a time: after the change nothing was written, so all blocks are as the format left them.
+/// One command runs at a time: after the change nothing was written, so all blocks are as the format left them.
 fn bench_ends_when_another_host_formats(place: Place) {
     let folder = Folder::new(place);
     for more in [&[][..], &["--recover"], &["--verify"]] {
@@ -45,7 +45,7 @@ fn bench_ends_when_another_host_formats(place: Place) {
 
 fn commands_end_when_another_host_changes_the_namespace(place: Place) {
     let folder = Folder::new(place);
-    // One command, and the flush behind it.
+    // A single write command, and the flush behind it.
     folder.file("in", 64 << 10, 3);
     for (change, says) in [
         ("format:512", "was formatted (4096 -> 512 bytes a block)"),

@@ -1,4 +1,4 @@
-//! The command line as a user runs it: round trips, every input error, what is printed.
+//! The command line as a user runs it: round trips, every input error, and the printed text.
 
 use crate::common::{Folder, Place, bytes, data};
 

@@ -1,4 +1,4 @@
-//! `format` and `sanitize`: what is erased, what is refused, and what handles that were open before see.
+//! `format` and `sanitize`: the erased data, refusals, and the errors of handles that were open before.
 
 use crate::common::{Folder, Place, Ran, bytes, data};
 use nvme_host::core::spec::admin::{Format, SanitizeAction, SanitizeFields};
@@ -78,7 +78,7 @@ fn a_handle_from_before_a_format_is_refused_and_a_new_one_has_the_new_blocks() {
         let mut formats = formats.map(|format| format.block_bytes());
         formats.position(|found| found == Some(bytes)).unwrap() as u8
     };
-    // The same blocks, empty: the handle goes by data that are gone.
+    // The blocks have the same size but are empty: the handle relies on data that are gone.
     let now = controller
         .format(Nsid(1), Format::new(is(4096), 0), MINUTE, |_| ())
         .unwrap();
@@ -89,7 +89,7 @@ fn a_handle_from_before_a_format_is_refused_and_a_new_one_has_the_new_blocks() {
     before = controller.namespace(Nsid(1)).unwrap();
     before.read(Lba(0), &mut block).unwrap();
     assert!(block.iter().all(|byte| *byte == 0));
-    // Other blocks: what the handle would read lies elsewhere.
+    // The blocks have another size: the handle's blocks lie at other bytes.
     let now = controller
         .format(Nsid(1), Format::new(is(512), 0), MINUTE, |_| ())
         .unwrap();
@@ -268,7 +268,7 @@ fn commands_during_a_sanitize_are_answered_with_the_remedy() {
         assert!(start.elapsed() < 4 * MINUTE, "it ends");
         std::thread::sleep(Duration::from_millis(20));
     }
-    // Its data are not what the handle was opened for.
+    // Its data are not those for which the handle was opened.
     let error = namespace.read(Lba(0), &mut block).unwrap_err();
     assert!(error.to_string().contains("was sanitized"), "{error}");
     let mut namespace = controller.namespace(Nsid(1)).unwrap();

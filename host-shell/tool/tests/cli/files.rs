@@ -4,7 +4,7 @@ use super::rows::check_shell;
 use crate::common::{Folder, Place};
 use std::path::Path;
 
-/// Writes the image of a seed: its size, then numbers of blocks with what they hold.
+/// Writes the image of a seed of the fuzzer: the seed has the image's size, then numbers of blocks with their content.
 pub fn unpack(folder: &Folder, seed: &str, name: &str) -> Vec<u8> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/ext4");
     let seed = std::fs::read(corpus.join(seed)).unwrap();
@@ -28,7 +28,7 @@ pub fn write_image(folder: &Folder) {
     std::fs::write(folder.path("two.safetensors"), file).unwrap();
 }
 
-/// Runs the tool as it is: the device is not that of an option.
+/// Runs the tool without a served device: the device is not the value of an option.
 fn ok(folder: &Folder, words: &[&str]) -> String {
     let output = folder.command().args(words).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -85,7 +85,7 @@ fn directories_and_files_of_a_drive_are_shown_and_copied() {
         );
         assert!(!text.contains("null"), "{text}");
     }
-    // What cannot be read can be described.
+    // A file that cannot be read can be described.
     unpack(&folder, "inline", "inline.img");
     let about = json(&folder, &["stat", "sim:inline.img:/f"]);
     assert!(
@@ -301,7 +301,7 @@ fn a_file_is_written_found_again_and_resumed() {
         4,
         "new.img",
     );
-    // An image that was made for an import that failed goes with it.
+    // An image that was made for an import that failed is removed.
     refused(
         &["import", "long", "-d", "sim:new.img?size=1MiB"],
         2,
@@ -320,7 +320,7 @@ fn a_file_is_written_found_again_and_resumed() {
     );
 }
 
-/// Where the folder lies on an ext4 and the flag can be set; else only what is refused.
+/// The test needs a folder on an ext4 and the right to set the flag; else only the refusals are tested.
 #[test]
 fn an_immutable_file_of_a_mounted_ext4_is_described() {
     let folder = Folder::new(Place::Embedded);

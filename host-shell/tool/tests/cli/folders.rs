@@ -15,7 +15,7 @@ fn run(folder: &Folder, words: &[&str]) -> (Option<i32>, String, String) {
     (output.status.code(), out, err)
 }
 
-/// All that is below a folder, by path: what it is, and its bytes or target.
+/// Returns everything below a folder, by path: its kind, and its bytes or target.
 fn below(folder: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut left = vec![folder.to_owned()];
@@ -78,14 +78,14 @@ fn a_folder_is_copied_with_all_that_is_in_it() {
         assert!(copied == fs::read(&single).unwrap(), "{name}");
         fs::remove_file(single).unwrap();
     }
-    // Into a folder that is there it goes by its own name; a file with -r is a file.
+    // A copy into an existing folder keeps its own name; a file with -r is copied as a file.
     fs::create_dir(folder.path("into")).unwrap();
     assert_eq!(run(&folder, &["cp", "-r", from, "into"]).0, Some(0));
     assert_eq!(below(&folder.path("into/models")), expected);
     let odd = "sim:drive.img:/models/link";
     assert_eq!(run(&folder, &["cp", "-r", odd, "into"]).0, Some(0));
     assert!(folder.path("into/link").is_file());
-    // All of the file system has no name of its own.
+    // The root of a file system has no name of its own.
     assert_eq!(
         run(&folder, &["cp", "-r", "sim:drive.img:/", "all"]).0,
         Some(0)
@@ -99,7 +99,7 @@ fn a_folder_is_copied_with_all_that_is_in_it() {
 fn permissions_are_those_of_the_drive_without_what_makes_programs_others() {
     let folder = Folder::new(Place::Embedded);
     let mut image = unpack(&folder, "plain", "drive.img");
-    // Modes of the directory d and of its file g, found by what they were.
+    // The modes of the directory d and of its file g are found by their old values.
     let mut patched = 0;
     for (mode, to) in [(0o040_755u16, 0o047_000u16), (0o100_644, 0o106_755)] {
         for at in (1024..image.len()).step_by(128) {
@@ -140,12 +140,12 @@ fn holes_stay_holes() {
     }
 }
 
-/// What a drive can say to be written elsewhere, or without an end.
+/// Names and links that a malicious drive could use to have files written elsewhere, or without an end.
 #[test]
 fn a_drive_that_means_harm_writes_nothing_outside() {
     let folder = Folder::new(Place::Embedded);
     let image = unpack(&folder, "pieces", "drive.img");
-    // The first byte of an entry: its inode, its length, the length of its name, its kind, its name.
+    // Returns the first byte of an entry: its inode, its length, the length of its name, its kind, its name.
     let entry = |name: &str| {
         let places = 8..image.len() - name.len();
         let mut places = places.filter(|at| {
@@ -164,7 +164,7 @@ fn a_drive_that_means_harm_writes_nothing_outside() {
     };
     let from = "sim:drive.img:/models";
     for (name, at, bytes, what) in [
-        // A link and a directory of one name: what is in the directory would go where the link leads.
+        // A link and a directory have one name: the directory's content would be written to the link's target.
         ("deep", 8, &b"link"[..], "/models has the name 'link' twice"),
         ("odd", 8, b"o/d", "the name 'o/d'"),
         ("odd", 8, b"/tm", "the name '/tm'"),
@@ -261,7 +261,7 @@ fn what_is_not_copied_leaves_nothing() {
     assert_eq!(folder.names(), before);
 }
 
-/// An output has no name until it is whole, where the file system knows such files.
+/// An output has no name until it is complete, if the file system supports such files.
 #[test]
 fn a_command_that_is_killed_leaves_no_part_of_its_output() {
     use std::os::unix::fs::OpenOptionsExt;
@@ -279,7 +279,7 @@ fn a_command_that_is_killed_leaves_no_part_of_its_output() {
         "read", "-d", device, "--lba", "0", "--blocks", "256", "-o", "out",
     ]);
     let mut child = command.args(["-t", "60000"]).spawn().unwrap();
-    // However far it has come.
+    // The command is killed at any point of its progress.
     std::thread::sleep(Duration::from_millis(500));
     child.kill().unwrap();
     child.wait().unwrap();

@@ -50,7 +50,7 @@ fn the_same_text_comes_from_everywhere() {
         assert_eq!(found["tokens"], file["tokens"]);
         assert_eq!(found["text"], file["text"]);
     }
-    // For a person: the text, and what it took on standard error.
+    // Without --json: the text on standard output, and the measurements on standard error.
     let more = ["--logits", "numbers.npy", "--tokens", "2", "-p", "Hello"];
     let shown = folder.run(&[&["generate", "models/model.gguf"][..], &more].concat());
     assert!(shown.stderr.contains("2 tokens"), "{}", shown.stderr);
@@ -135,7 +135,7 @@ fn a_manifest_verifies_what_is_loaded() {
         assert_eq!(layers["path"]["verified_by"], "host");
         assert!(layers["stats"]["verified"].as_u64() > Some(0));
     }
-    // Few bytes of memory: the last matrix comes in pieces, grown to whole chunks.
+    // With little memory the last matrix is read in pieces, which are extended to whole chunks.
     let few = [
         "-p",
         "Hello",

@@ -1,4 +1,4 @@
-//! What is printed with --json against docs/json-schema.json: each result and each kind of error.
+//! The output with --json, compared with docs/json-schema.json: each result and each kind of error.
 
 use crate::common::{Folder, Place};
 use serde_json::Value;
@@ -12,7 +12,7 @@ fn schema() -> Value {
     serde_json::from_str(text).unwrap()
 }
 
-/// The keywords that the schema uses: one that is not checked here would promise what nothing holds.
+/// The keywords that the schema uses: a keyword that is not checked here would be a promise that no test keeps.
 const KEYWORDS: [&str; 12] = [
     "type",
     "properties",
@@ -41,7 +41,7 @@ fn is(value: &Value, kind: &str) -> bool {
     }
 }
 
-/// What of `value`, which is at `place`, breaks `rule`.
+/// Returns the parts of `value`, which is at `place`, that break `rule`.
 fn broken(root: &Value, rule: &Value, value: &Value, place: &str) -> Result<(), String> {
     let wrong = |what: String| Err(format!("{place}: {what}: {value}"));
     for (keyword, wanted) in rule.as_object().expect("a rule is an object") {
@@ -110,7 +110,7 @@ fn broken(root: &Value, rule: &Value, value: &Value, place: &str) -> Result<(), 
     Ok(())
 }
 
-/// Whether `value` follows the definition `name`.
+/// Checks that `value` follows the definition `name`.
 pub fn check_value(name: &str, value: &Value) {
     check(&schema(), name, value);
 }
@@ -418,7 +418,7 @@ fn the_lines_of_a_server_follow_the_schema() {
 fn an_event_on_standard_error_follows_the_schema() {
     let (folder, root) = (Folder::new(Place::Embedded), schema());
     let action = ["sanitize", "-d", "sim:mem", "-a", "start-block-erase"];
-    // The event may come after the command's end, which drops it.
+    // The event may be posted after the command's end, which drops it.
     let seen = (0..20).any(|_| {
         let mut command = folder.command();
         let ran = command.args(action).arg("--json").output().unwrap();

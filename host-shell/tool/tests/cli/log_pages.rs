@@ -1,4 +1,4 @@
-//! Log pages: whole, in pieces, and those that no command can name.
+//! Log pages: whole, in pieces, and lengths that no command can name.
 
 use crate::common::{Folder, Place};
 
@@ -30,7 +30,7 @@ fn a_log_page_comes_whole_in_several_commands(place: Place) {
     );
     assert!(page("4", "24") == whole[24..28]);
     assert!(page("1000", "0x400") == whole[1024..2024]);
-    // More than one command moves: the error log, of which the controller keeps fewer entries.
+    // The error log is longer than one command moves; the controller keeps fewer entries.
     let object = folder.json(&[
         "get-log",
         "-d",
@@ -46,7 +46,7 @@ fn a_log_page_comes_whole_in_several_commands(place: Place) {
         (object["bytes"].as_u64(), &object["name"]),
         (Some(4096), &"Error Information".into())
     );
-    // A page that ends before what was asked for: how many commands that takes makes no difference.
+    // The page ends before the requested length: the number of commands for it makes no difference.
     for (mdts, bytes) in [("0", 65_536), ("1", 8192)] {
         let device = format!("sim:mem?size=1MiB&mdts={mdts}");
         let get = ["get-log", "-d", &device, "-i", "2", "-l", "65536"];
@@ -66,7 +66,7 @@ fn a_log_page_comes_whole_in_several_commands(place: Place) {
         "{text}"
     );
     assert_eq!(text.lines().count(), 2 + 512 / 16);
-    // By the dword of an event: SMART, whose page it names.
+    // Dword 0 of an event, here SMART, names the page.
     let event = folder.json(&["get-log", "-d", d, "--aen", "0x20001", "-l", "512"]);
     assert_eq!(event["log_id"], 2);
     folder.fails(

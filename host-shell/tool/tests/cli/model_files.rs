@@ -89,7 +89,7 @@ fn the_files_of_an_index_are_imported_and_verified() {
         std::fs::read(folder.path("small")).unwrap(),
         vec![0; 8192 + 100]
     );
-    // Commands for one file say so.
+    // Commands for one file refuse an index.
     for words in [
         &["generate", index, "-p", "x"][..],
         &["manifest", index, "-o", "out"],

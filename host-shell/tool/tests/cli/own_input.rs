@@ -1,4 +1,4 @@
-//! No command writes over what it reads, by whatever name; and none waits for ever for a pipe.
+//! No command overwrites its own input, by whatever name; and none waits for ever for a pipe.
 
 use crate::common::{Folder, Place};
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,7 +16,7 @@ fn safetensors(bytes: usize) -> Vec<u8> {
     file
 }
 
-/// Each command that has an output beside an input, with `IN` and `OUT` in place of their names.
+/// Each command that has an output and an input, with `IN` and `OUT` for their names.
 const COMMANDS: [&[&str]; 16] = [
     &["manifest", "IN", "-o", "OUT"],
     &["manifest", "file:IN", "--offset", "0", "-o", "OUT"],
@@ -107,7 +107,7 @@ fn a_model_is_not_written_over_by_its_parts_or_two_outputs_by_each_other() {
     assert_eq!(fine["bytes"], safetensors(5000).len());
 }
 
-/// Whether a process has a handler for SIGTERM (15).
+/// Returns whether a process has a handler for SIGTERM (15).
 fn handles_sigterm(child: &Child) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", child.id()));
     let status = status.unwrap_or_default();
@@ -154,7 +154,7 @@ fn a_wait_for_the_writer_of_a_pipe_ends_with_a_signal() {
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
         let mut child = child.spawn().unwrap();
-        // Before its handler is there a signal ends it, whatever it waits for.
+        // Until its handler is installed, a signal ends it, whatever it waits for.
         until(&mut child, handles_sigterm);
         kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         until(&mut child, |_| false);

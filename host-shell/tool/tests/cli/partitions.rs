@@ -3,7 +3,7 @@
 use super::generate::model;
 use crate::common::{Folder, Place};
 
-/// The simulator's block where none is given.
+/// The simulator's default block size.
 const BLOCK: usize = 4096;
 /// First block of the partition.
 const BEGIN: usize = 40;

@@ -23,7 +23,7 @@ fn report(folder: &Folder, name: &str, more: &str) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Spans of a trace by row: begin and end in microseconds, and names.
+/// Returns the spans of a trace by row: begin and end in microseconds, and names.
 fn rows(trace: &Value) -> BTreeMap<u64, Vec<(f64, f64, String)>> {
     let mut rows: BTreeMap<u64, Vec<(f64, f64, String)>> = BTreeMap::new();
     for event in trace["traceEvents"].as_array().unwrap() {
@@ -170,7 +170,7 @@ fn ctrl_c_ends_a_continuous_pipeline_with_its_report() {
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::null());
     let mut child = command.spawn().unwrap();
-    // The first line says that it runs.
+    // The first line shows that it runs.
     let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut out, &mut line).unwrap();

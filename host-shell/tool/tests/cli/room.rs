@@ -4,7 +4,7 @@ use crate::rows::check;
 
 #[test]
 fn what_has_no_room_is_refused_before_anything_is_written() {
-    // The image has 64 KiB; each row leaves it as it was.
+    // The image has 64 KiB; no row of the table changes it.
     check(
         "\
         2 | bench -d sim:disk.img --gather | the table needs 1073741824 bytes from byte 0 on

@@ -1,8 +1,8 @@
-//! What the command line refuses: each row is an exit code, a command line and a part of its error.
+//! Refusals of the command line: each row is an exit code, a command line and a part of its error.
 //!
-//! Every row is run as it is and with --json. Each time there is exactly one line on standard error with a
-//! cause and a remedy, or one JSON object that says the same, nothing on standard output, no file more or
-//! less, and no block changed.
+//! Every row is run as it is and with --json. Each time there is exactly one line on standard error with a cause and a
+//! remedy, or one JSON object with the same content, nothing on standard output, no file more or less, and no block
+//! changed.
 
 use crate::common::{Folder, Place, bytes};
 use std::os::unix::fs::symlink;
@@ -78,7 +78,7 @@ pub fn check(table: &str) {
 pub fn text_of(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let lines = text.split_inclusive('\n');
-    // Of a program that counts its lines, where it may not write the counts.
+    // Lines of a program that counts its executed lines, but may not write the counts, are ignored.
     lines
         .filter(|line| !line.starts_with("LLVM Profile Error: "))
         .collect()
@@ -133,7 +133,7 @@ pub fn fault(
     } else {
         line.to_owned()
     };
-    // What JSON escapes, the line escapes in another way.
+    // Characters that JSON escapes are escaped differently in the line.
     (!found.contains(text) && !text.contains("\\u{")).then(|| format!("without '{text}'"))
 }
 

@@ -1,4 +1,4 @@
-//! `search`: an index on devices and files, and queries that are judged.
+//! `search`: indexes on devices and files, and queries with their recall.
 
 use super::common::{Folder, Place};
 
@@ -44,7 +44,7 @@ fn an_index_is_built_and_searched_wherever_it_lies() {
     ] {
         let words = [&query[..], place].concat();
         if kind == "offset" {
-            // The file holds the index at 8192: it is found 8192 bytes further on.
+            // The index begins at byte 8192 of the file, so that it is found at that offset only.
             let said = folder.run(&words);
             assert!(
                 said.stderr.contains("no index begins here"),
@@ -64,7 +64,7 @@ fn an_index_is_built_and_searched_wherever_it_lies() {
         assert_eq!(by_cpu["failed"], 0);
         assert!(found["by_gpu"].is_null());
     }
-    // From a file to a device of memory, for a person, without a judge.
+    // From a file to a device in memory, with text output, without a comparison.
     let again = folder.path("again.idx");
     let again = again.to_str().unwrap();
     folder.ok(&[&BUILD[..], &["--out", again]].concat());
@@ -148,8 +148,8 @@ fn fbin(count: u32, elements: u32, value: impl Fn(u32, u32) -> f32) -> Vec<u8> {
     bytes
 }
 
-/// Vectors of a file are searched for by queries of another one, and what is found is an array of numpy. Each metric has
-/// another answer, which is known by how the vectors were made: each is a multiple of one of 40 axes.
+/// Vectors of a file are searched for by queries of another file, and the result is a numpy array. Each metric has
+/// another answer, which follows from how the vectors were made: each is a multiple of one of 40 axes.
 #[test]
 fn vectors_of_a_file_are_found_by_queries_of_a_file() {
     let folder = Folder::new(Place::Embedded);

@@ -130,7 +130,7 @@ fn limits_of_the_process_are_named() {
     ]);
 }
 
-/// Waits until the process catches `signal`, and sends it.
+/// Waits until the process has a handler for `signal`, and sends it.
 fn send(child: &std::process::Child, signal: i32) {
     let begin = Instant::now();
     let catches = || {

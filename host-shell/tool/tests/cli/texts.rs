@@ -1,4 +1,4 @@
-//! What the reports of the controller are as text, and what a controller keeps between commands.
+//! Reports of the controller as text, and state that a controller keeps between commands.
 
 use crate::common::{Folder, Place, bytes};
 
@@ -62,7 +62,7 @@ fn a_feature_is_set_in_text_and_its_own_ones_are_refused() {
         let words = [&set[..], &[own, "--value", "0"]].concat();
         folder.fails(&words, 2, says);
     }
-    // A namespace is named for what belongs to one alone; a command for all of them is the controller's to refuse.
+    // A namespace may be given for a feature that belongs to one namespace; for all namespaces the controller decides.
     let get = ["get-feature", "-d", MEMORY, "-f"];
     for nsid in ["0", "1", "0xffffffff"] {
         folder.ok(&[&get[..], &["6", "-n", nsid]].concat());
@@ -105,7 +105,7 @@ fn a_peer_is_reported_in_words() {
     let large = ["p2p", "-d", "sim:null?size=4GiB", "--peer", "peer"];
     let large = [&large[..], &["--size", "2GiB"]].concat();
     folder.fails(&large, 2, "more than is held in memory");
-    // What is read is not what was written: the check says so, and puts the peer's bytes back.
+    // The bytes read back differ from those written: the check reports it, and restores the peer's bytes.
     let peer = bytes(&folder.path("peer"));
     let null = ["p2p", "-d", "sim:null", "--peer", "peer", "--size", "64KiB"];
     folder.fails(&null, 3, "what arrived in the peer's memory");

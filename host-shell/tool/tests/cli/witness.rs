@@ -1,4 +1,5 @@
-//! `witness`: what it writes, what it does not write, and what its check finds.
+//! `witness`: the content of its file, content that must not be in it, and the findings of its
+//! check.
 
 use crate::common::{Folder, Place, Ran, bytes};
 use crate::json::check_value;
@@ -80,7 +81,7 @@ fn every_rung_runs_and_the_file_is_believed(place: Place) {
         "no --write-range"
     );
     assert!(bytes(&image) == before, "nothing was written");
-    // Its check believes it, and marks what it is.
+    // The check accepts the file, and marks it as a simulator's.
     let row = folder.ok(&["witness", "--check", "w.json"]);
     assert!(
         row.starts_with("- witness: 7 rungs") && row.contains("SIMULATOR"),
@@ -243,7 +244,7 @@ fn what_cannot_be_run_or_believed_is_refused() {
     );
 }
 
-/// Every file that was sent is believed, and simulators are marked by their names.
+/// Every committed file is accepted, and simulators are marked by their names.
 #[test]
 fn the_committed_files_are_believed() {
     let folder = Folder::new(Place::Embedded);

@@ -1,5 +1,5 @@
-//! Runs the binary in a folder of its own, with the simulator in its process or behind a server.
-// Each test file uses its part of it.
+//! Runs the binary in a separate folder, with the simulator in its process or behind a server.
+// Each test file uses only some of these helpers.
 #![allow(dead_code)]
 
 mod served;
@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Where the controller behind `sim:...` runs.
+/// Location of the controller behind `sim:...`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In the process of the command.
+    /// The controller runs in the process of the command.
     Embedded,
-    /// In a process of its own, `nvme-gpu serve`, reached by vfio-user.
+    /// The controller runs in a separate process, `nvme-gpu serve`, reached by vfio-user.
     Served,
 }
 
@@ -57,7 +57,7 @@ impl Folder {
         path
     }
 
-    /// Names in the folder, sorted: to see that nothing was left behind.
+    /// Returns the names in the folder, sorted, to check that nothing was left behind.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.scratch.0).unwrap();
         let mut names: Vec<String> = entries
@@ -76,8 +76,8 @@ impl Folder {
         command
     }
 
-    /// Starts the binary. A `sim:` device is served first where that is the place; the error is what
-    /// a server left that could not open it.
+    /// Starts the binary. A `sim:` device is served by a server first if the place asks for that; the error is the
+    /// output of a server that could not open it.
     pub fn start(&self, arguments: &[&str]) -> Result<Started, Output> {
         let mut arguments: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
         let device = arguments.iter().position(|text| text.starts_with("sim:"));
@@ -132,7 +132,7 @@ impl Folder {
     }
 }
 
-/// A server with its socket in a folder of its own, so that the test's names stay the same.
+/// A server whose socket is in another folder, so that the test's folder has no additional name.
 pub struct Behind {
     pub server: Server,
     _folder: Scratch,
@@ -246,8 +246,8 @@ impl Drop for Judge {
     }
 }
 
-/// What a process said on standard error besides its auditor, who may complain of the controller: that
-/// breaks rules where the test wants it to.
+/// Returns a process's standard error without the lines of its auditor about the controller, which breaks rules on
+/// purpose in some tests.
 pub fn judged(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     assert!(!text.contains("audit: driver: "), "{text}");
@@ -257,7 +257,7 @@ pub fn judged(stderr: &[u8]) -> String {
         .collect()
 }
 
-/// Where util-linux has it: it gives the program that it becomes a signal for when its parent ends.
+/// `setpriv` of util-linux, if installed: it makes the kernel signal the program when its parent ends.
 const SETPRIV: &str = "/usr/bin/setpriv";
 
 /// The binary. Where `setpriv` is there, it is killed when the thread that starts it ends, however that is: a
@@ -274,8 +274,8 @@ pub fn binary() -> Command {
     command
 }
 
-/// Starts a program whose signals do what they do by default: `nohup`, and a shell without job control that ran the tests
-/// by `&`, have had some of them ignored, and what is started inherits that.
+/// Command that starts a program with default signal handling: under `nohup`, or in a background job of a shell without
+/// job control, some signals are ignored, and programs inherit that.
 pub const WITH_SIGNALS: [&str; 2] = ["env", "--default-signal=HUP,INT,TERM"];
 
 /// Ctrl-C.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a server may take to start or to end.
+/// Deadline for a server's start and for its end.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running server, killed when it is dropped.
@@ -15,9 +15,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `device` at `socket`; `command` is the binary in the folder where it is to run.
+    /// Serves `device` at `socket`; `command` is the binary in the folder in which it is to run.
     ///
-    /// The error is what a server left that ended in place of listening.
+    /// The error is the output of a server that ended instead of listening.
     pub fn start(mut command: Command, device: &str, socket: &Path) -> Result<Self, Output> {
         let device = super::audited(device);
         command
@@ -46,7 +46,7 @@ impl Server {
         format!("vfio-user:{}", self.socket.display())
     }
 
-    /// Sends a signal by its name.
+    /// Sends the signal with this name.
     pub fn signal(&self, name: &str) {
         let pid = self.child.as_ref().unwrap().id().to_string();
         let sent = Command::new("kill").args([name, &pid]).status().unwrap();
@@ -68,10 +68,10 @@ impl Server {
         assert!(!self.socket.exists(), "the socket is removed");
     }
 
-    /// Ends it without a chance to say goodbye.
+    /// Kills the server without a chance to clean up.
     pub fn kill(&mut self) {
         if let Some(child) = &mut self.child {
-            // It may have ended by itself.
+            // The server may have ended by itself.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -13,7 +13,7 @@ pub fn built(name: &str) -> PathBuf {
     found.expect("cargo builds the stand-ins as dependencies of this test")
 }
 
-/// Runs the binary with the stand-in as the driver, which misbehaves as `fault` says.
+/// Runs the binary with the stand-in as the driver; `fault` selects the stand-in's misbehaviour.
 pub fn run(folder: &Folder, fault: &str, arguments: &[&str]) -> Output {
     let mut output = command(folder, fault, arguments).output().unwrap();
     output.stderr = judged(&output.stderr).into_bytes();

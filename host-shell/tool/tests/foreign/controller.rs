@@ -1,5 +1,5 @@
-//! A small NVMe controller that shares no code with ours: registers and offsets by the specification's
-//! figures, memory by `pread` and `pwrite` on the client's files.
+//! A small NVMe controller that shares no code with ours: registers and offsets from the specification's figures,
+//! memory by `pread` and `pwrite` on the client's files.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -47,7 +47,7 @@ impl Ring {
 pub struct Controller {
     bar: File,
     registers: BTreeMap<u64, u32>,
-    /// By first address: bytes, file, where the range begins in it.
+    /// Memory by first address: length, file, and the offset of the range in the file.
     memory: BTreeMap<u64, (u64, File, u64)>,
     sqs: BTreeMap<usize, Ring>,
     cqs: BTreeMap<usize, Ring>,
@@ -61,7 +61,7 @@ pub struct Controller {
     /// INTx is not disabled in the PCI Command register. Such an interrupt is never taken here, so the
     /// controller fails on its first completion, as SPDK's target does.
     pub intx: bool,
-    /// A Format NVM, and the percents that remain of it: each Identify Namespace takes half of them.
+    /// A Format NVM, and the percentage that remains: each Identify Namespace halves it.
     format: Option<([u8; 64], u8)>,
 }
 
@@ -158,7 +158,7 @@ impl Controller {
         self.memory.len()
     }
 
-    /// Whether the client has taken back all its memory.
+    /// Returns whether the client has unmapped all its memory.
     pub fn is_let_go(&self) -> bool {
         self.memory.is_empty()
     }
@@ -182,7 +182,7 @@ impl Controller {
         file.write_all_at(bytes, at).unwrap();
     }
 
-    /// Executes what the doorbells show.
+    /// Executes the commands that the doorbells announce.
     pub fn step(&mut self) {
         let queues: Vec<usize> = self.sqs.keys().copied().collect();
         for qid in queues {

@@ -120,7 +120,7 @@ fn a_drive_that_fails_ends_a_comparison_with_the_cause() {
         let line = fails(&folder, "", code, &crossover(&device, &more));
         assert!(line.contains(part), "{fault}: {line}");
     }
-    // The first reads are those of the CPU, which looks for its best way; these are the GPU's.
+    // The first reads are the CPU's, which looks for its best division; the faults hit the GPU's reads.
     let device = format!("{DEVICE}&fault=status:0x281@op=read,nth=1-100000,qid=1");
     let line = fails(&folder, "", 1, &crossover(&device, &more));
     assert!(line.contains("rows were not read"), "{line}");

@@ -5,10 +5,11 @@ use crate::common::{Folder, Place};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// As with confidential computing: no memory of the host is registered.
+/// The stand-in registers no memory of the host, as under confidential computing.
 const NO_REGISTRATION: &str = "noregister";
 
-/// Standard output of a run that succeeds over the stand-in, which misbehaves as `fault` says.
+/// Returns the standard output of a successful run with the stand-in; `fault` selects its
+/// misbehaviour.
 fn ok_with(folder: &Folder, fault: &str, words: &[&str]) -> String {
     let output = run(folder, fault, words);
     let error = String::from_utf8_lossy(&output.stderr);
@@ -26,7 +27,7 @@ fn the_demo_runs_by_the_cpu_where_no_memory_is_registered() {
     let why = report["why"].as_str().unwrap();
     assert!(why.contains("registers no memory"), "{why}");
     assert!(why.contains("NOT_SUPPORTED"), "{why}");
-    // A GPU that was asked for is used, or says why it is not.
+    // If a GPU is requested, it is used, or the error has the reason.
     let asked = [&demo[..3], &["--gpu", "0"]].concat();
     let error = fails(&folder, NO_REGISTRATION, 6, &asked);
     assert!(error.contains("cuMemHostRegister"), "{error}");
@@ -84,7 +85,7 @@ fn a_signal_ends_the_wait_for_a_kernel_without_an_end() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Until the kernel was launched: its thread sleeps for good.
+    // The loop waits until the kernel was launched: its thread then sleeps for good.
     let begin = Instant::now();
     let has_launched = || {
         let threads = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();

@@ -64,8 +64,8 @@ fn every_pipeline_multiplies_on_the_gpu() {
 fn a_continuous_pipeline_outlives_what_a_drive_does_to_it() {
     let folder = Folder::new(Place::Embedded);
     for (fault, failed) in [
-        // Early ones: a loaded machine reads few batches in the time. Several: a kernel repeats a joined command that
-        // failed, each row by itself.
+        // The faults come early, because a busy machine reads few batches in the time, and hit several commands,
+        // because a kernel repeats a joined command that failed row by row.
         ("status:0x281@op=read,nth=4-9", 1),
         // The watch thread resets the controller, and later reads succeed.
         ("drop@op=read,nth=6", 1),

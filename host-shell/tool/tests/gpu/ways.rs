@@ -1,9 +1,9 @@
-//! Measurements that compare ways to a GPU: a file by our driver and by cuFile, rows by ids.
+//! Measurements that compare paths to a GPU: a file by our driver and by cuFile, rows by ids.
 
 use crate::common::stand_in::{built, command, fails, ok, run};
 use crate::common::{Folder, Place};
 
-/// Runs `bench --paths` over the stand-ins, where cuFile answers as `fault` says.
+/// Runs `bench --paths` with the stand-ins; `fault` selects how cuFile answers.
 fn by_all_paths(folder: &Folder, fault: &str) -> serde_json::Value {
     let library = folder.path("libcufile.so.0");
     if !library.exists() {
@@ -310,7 +310,7 @@ fn the_ladder_is_measured_and_compared() {
         "mma",
         "wgmma",
     ];
-    // cuBLAS does not come with the stand-in for the driver, and may be on this machine.
+    // cuBLAS does not belong to the stand-in for the driver, and may be installed on this machine.
     for side in [33, 48] {
         let ways: Vec<&str> = ways(side)
             .into_iter()

@@ -1,4 +1,4 @@
-//! What differs between a GPU and the stand-in: the clock, barriers, counters, and the weakest load.
+//! The differences between a GPU and the stand-in: the clock, barriers, counters, and the weakest load.
 // UNSAFETY: inline PTX, and counters at raw addresses.
 #![allow(unsafe_code)]
 
@@ -48,13 +48,13 @@ mod gpu {
         value
     }
 
-    /// Loads a word by an asynchronous copy of the 16 bytes that begin with it, past the first-level cache, to the place of
-    /// thread `thread` in shared memory.
+    /// Loads a word by an asynchronous copy of the 16 bytes that begin with it, past the first-level cache, to the
+    /// words of thread `thread` in shared memory.
     #[inline(always)]
     pub fn copied(word: &AtomicU32, thread: u32) -> u32 {
         let value: u32;
         let at = core::ptr::from_ref(word);
-        // SAFETY: 16 bytes of a location, and a place of the thread's own.
+        // SAFETY: the source is 16 bytes of a location, the target the thread's own words in shared memory.
         unsafe {
             asm!("cp.async.cg.shared.global [{to}], [{at}], 16; cp.async.wait_all; ld.shared.u32 {value}, [{to}];",
                 to = in(reg32) place(thread), at = in(reg64) at, value = out(reg32) value, options(nostack));
@@ -62,12 +62,12 @@ mod gpu {
         value
     }
 
-    /// As [`copied`] with 4 bytes, by way of the first-level cache.
+    /// Loads as [`copied`] does with 4 bytes, through the first-level cache.
     #[inline(always)]
     pub fn copied_by_cache(word: &AtomicU32, thread: u32) -> u32 {
         let value: u32;
         let at = core::ptr::from_ref(word);
-        // SAFETY: a location, and a place of the thread's own.
+        // SAFETY: the source is a location, the target the thread's own words in shared memory.
         unsafe {
             asm!("cp.async.ca.shared.global [{to}], [{at}], 4; cp.async.wait_all; ld.shared.u32 {value}, [{to}];",
                 to = in(reg32) place(thread), at = in(reg64) at, value = out(reg32) value, options(nostack));
@@ -113,7 +113,7 @@ mod host {
         }
     }
 
-    /// Nothing: the stand-in runs one thread of a block, which does everybody's part.
+    /// Does nothing: the stand-in runs one thread of a block, which does the work of all.
     pub fn sync_warp() {}
 
     /// As [`sync_warp`].

@@ -5,7 +5,7 @@
 use crate::{Args, Thread, run};
 use nvme_gpu_kernel::arch;
 
-/// One launch. Any grid of blocks of 1 thread, or of a multiple of 32.
+/// Runs one launch. Any grid of blocks of 1 thread, or of a multiple of 32.
 ///
 /// # Safety
 /// Every address in `args` is what [`Args`] says.

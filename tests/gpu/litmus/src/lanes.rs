@@ -14,7 +14,7 @@ const BLOCK: u32 = Flavour::Block as u32;
 const FENCE: u32 = Flavour::Fence as u32;
 const PLAIN: u32 = Flavour::Plain as u32;
 
-/// The lanes whose part this thread does: its own, or everybody's on the stand-in.
+/// Returns the lanes whose work this thread does: its own lane, or all lanes on the stand-in.
 #[inline(always)]
 fn mine(part: &Part<'_>) -> Range<u32> {
     if cfg!(target_arch = "nvptx64") {
@@ -39,7 +39,7 @@ fn sync<const FLAVOUR: u32>() {
 #[inline(always)]
 pub fn submit<const FLAVOUR: u32>(part: &mut Part<'_>) {
     let args = part.args;
-    // SAFETY: the launch's entries; atomics alone touch them.
+    // SAFETY: the address names the launch's entries; atomics alone touch them.
     let ring = unsafe { SqRing::from_raw(args.y as usize as *mut u8, args.instances, Iova(0)) };
     // SAFETY: the launch's location x; an atomic word.
     let bell =
@@ -65,7 +65,7 @@ pub fn submit<const FLAVOUR: u32>(part: &mut Part<'_>) {
                 _ => bell.ring_fenced(number),
             }
         }
-        // The next words are not written before the doorbell: what is read is at least as new as it.
+        // The next words are not written before the doorbell, so that the words read are at least as new as it.
         part.rest();
     }
 }
@@ -78,7 +78,7 @@ pub fn exchange<const FLAVOUR: u32>(part: &mut Part<'_>) {
     let base = args.x + u64::from(part.instance) * u64::from(threads) * 4;
     let at = |lane: u32| {
         let words = base as usize as *const AtomicU32;
-        // SAFETY: the block's words; atomics alone touch them.
+        // SAFETY: the address names the block's words; atomics alone touch them.
         unsafe { &*words.add(lane as usize) }
     };
     let me = part.thread.index;

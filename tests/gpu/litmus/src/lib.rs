@@ -1,9 +1,9 @@
 //! Litmus tests: the edges of docs/memory-model.md as races between threads of a GPU and of the CPU.
 //!
-//! A launch runs many instances of one [`Shape`] side by side, each over memory of its own and for many
-//! iterations; numbers grow, so that a reader that sees a message and not what came before it has seen
-//! a forbidden outcome, and no thread waits for another. [`run`] is a thread's part: the kernel
-//! `nvme_litmus` calls it, and so does the stand-in for the driver.
+//! A launch runs many instances of one [`Shape`] side by side, each over separate memory and for many iterations.
+//! Written numbers grow, so that a reader that sees a message but not the words before it has seen a forbidden outcome,
+//! and no thread waits for another. [`run`] is a thread's part: the kernel `nvme_litmus` calls it, and so does the
+//! stand-in for the driver.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 #![deny(missing_docs)]
@@ -22,7 +22,7 @@ pub use run::{Thread, run};
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../litmus.ptx");
 
-/// What races. Roles are numbered from the one that writes first.
+/// Shape of a race. Roles are numbered from the one that writes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Shape {
@@ -46,12 +46,12 @@ pub enum Shape {
     Relay,
     /// A barrier: a block's threads write a word each and read each other's.
     Barrier,
-    /// Doorbells in turn. Every thread of role 0 tries lock y, as the core's ring lock; who has it adds
-    /// to number z and writes it to doorbell x. Role 1 is the CPU's: the doorbell never goes back.
+    /// Doorbells in turn. Every thread of role 0 tries lock y, as the core's ring lock; its holder adds to number z and
+    /// writes it to doorbell x. Role 1 is the CPU's: the doorbell never moves backwards.
     Turns,
 }
 
-/// How the operations of a [`Shape`] are ordered.
+/// Ordering of the operations of a [`Shape`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Flavour {
@@ -73,16 +73,16 @@ pub enum Flavour {
     Relaxed,
     /// Weaker still: the last load may be served by the first-level cache; no lock.
     Plain,
-    /// As [`Order`](Self::Order), with the last load as an asynchronous copy to shared memory, past the first-level cache:
-    /// how kernels take what DMA, or another block, has written.
+    /// As [`Order`](Self::Order), with the last load as an asynchronous copy to shared memory, past the first-level
+    /// cache: the load of kernels that read data of DMA or of another block.
     Copy,
-    /// Weaker: that copy after a relaxed load.
+    /// Weaker: the same copy after a relaxed load.
     CopyRelaxed,
     /// Weaker still: a copy that the first-level cache may serve, after a relaxed load.
     CopyCached,
 }
 
-/// Whose threads the orders hold among.
+/// Threads among which the orders hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Within {
@@ -92,29 +92,30 @@ pub enum Within {
     Sys,
 }
 
-/// What one launch does. Addresses are device addresses.
+/// Parameters of one launch. Addresses are device addresses.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Args {
-    /// Location x of instance 0; the others follow `stride` bytes apart.
+    /// Location x of instance 0; those of the other instances follow `stride` bytes apart.
     pub x: u64,
     /// Location y, likewise. Entries and rings follow each other without a gap.
     pub y: u64,
     /// Location z, likewise.
     pub z: u64,
-    /// What each role of [`Shape::Buffering`] read: one plus the value, `u32`, by iteration, then by instance.
+    /// Address of the values that each role of [`Shape::Buffering`] read: one plus the value, `u32`, by iteration, then
+    /// by instance.
     pub logs: [u64; 2],
     /// Memory for threads without a role to make traffic in: 65,536 words of 4 bytes.
     pub stress: u64,
     /// One [`Counts`], zeroed.
     pub counts: u64,
-    /// After this time threads give up.
+    /// Time after which threads give up.
     pub timeout_ns: u64,
     /// Seed of the pauses and of the pairing of threads.
     pub seed: u64,
     /// Iterations of each instance.
     pub iterations: u32,
-    /// Instances: a power of two from 2 on.
+    /// Number of instances: a power of two from 2 on.
     pub instances: u32,
     /// Bytes between instances: a multiple of 64.
     pub stride: u32,
@@ -126,7 +127,7 @@ pub struct Args {
     pub within: u32,
     /// A bit for each role that this launch takes.
     pub roles: u32,
-    /// Blocks of each role; blocks after them make traffic.
+    /// Number of blocks of each role; further blocks only make traffic.
     pub blocks: u32,
     /// Longest pause in turns: a power of two minus one.
     pub pause: u32,
@@ -135,15 +136,15 @@ pub struct Args {
 }
 const _: () = assert!(size_of::<Args>() == 112);
 
-/// What the threads of a launch counted.
+/// Counts of the threads of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Counts {
     /// Times that a reader looked.
     pub reads: u64,
-    /// Of them, those that saw a newer message than the time before.
+    /// Number of these reads that saw a newer message than the read before.
     pub fresh: u64,
-    /// Of them, those that missed what was written before the message.
+    /// Number of these reads that missed words written before the message.
     pub forbidden: u64,
     /// Threads that ran out of time.
     pub late: u64,
@@ -152,7 +153,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Notes that a reader saw message `seen` (`last` the time before), and at least `least` of what was
+    /// Records that a reader saw message `seen` (`last` in the read before), and at least number `least` in the words
     /// written before it.
     #[inline(always)]
     pub fn judge(&mut self, last: u32, seen: u32, least: u32) {

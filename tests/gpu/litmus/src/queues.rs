@@ -1,4 +1,4 @@
-//! Shapes of a queue, by the core's own operations where they are ordered.
+//! Shapes of a queue, with the core's own operations in their ordered form.
 // UNSAFETY: rings and doorbells at raw addresses that the host vouches for.
 #![allow(unsafe_code)]
 
@@ -22,11 +22,11 @@ const ENTRIES: u32 = 4;
 #[inline(always)]
 fn cell<'a>(part: &Part<'a>, index: u32) -> &'a CqCell {
     let cells = part.args.y as usize as *const CqCell;
-    // SAFETY: one of the launch's entries; atomics alone touch it.
+    // SAFETY: the index names one of the launch's entries; atomics alone touch it.
     unsafe { &*cells.add(index as usize) }
 }
 
-/// Posts an entry that says `number`, its phase tag `phase`.
+/// Posts an entry that contains `number`, with the phase tag `phase`.
 #[inline(always)]
 fn posted<const FLAVOUR: u32>(cell: &CqCell, number: u32, phase: bool) {
     let lower = u64::from(number);
@@ -84,8 +84,8 @@ pub fn reap<const FLAVOUR: u32>(part: &mut Part<'_>) {
                 None => (0, 0),
             },
             BATCH => {
-                // As the core's lone lane reads: several entries, one fence. The other entries belong to
-                // other threads.
+                // The read is like that of the core's lone lane: several entries, one fence. The other entries belong
+                // to other threads.
                 let upper = ring.upper(index, Order::Relaxed);
                 for beside in 1..ENTRIES {
                     ring.upper(index ^ beside & (part.args.instances - 1), Order::Relaxed);
@@ -117,7 +117,7 @@ pub fn reap<const FLAVOUR: u32>(part: &mut Part<'_>) {
     }
 }
 
-/// Drains for another thread: from an entry to its cell.
+/// Drains for another thread: copies from an entry to that thread's cell.
 #[inline(always)]
 pub fn drain<const FLAVOUR: u32>(part: &mut Part<'_>) {
     let ring = completions(part, part.args.instances);
@@ -145,7 +145,7 @@ pub fn drain<const FLAVOUR: u32>(part: &mut Part<'_>) {
     }
 }
 
-/// Waits at a cell for what another thread drained, then reads the data.
+/// Waits at a cell for the value that another thread drained, then reads the data.
 #[inline(always)]
 pub fn wait<const FLAVOUR: u32>(part: &mut Part<'_>) {
     let (from, data) = (part.wide(part.args.z, 0), part.word(part.args.x));
@@ -200,7 +200,7 @@ pub fn post<const FLAVOUR: u32>(part: &mut Part<'_>) {
     }
 }
 
-/// Takes entries out of a ring, by phase tag, and gives them back.
+/// Takes entries out of a ring, by phase tag, and releases them.
 #[inline(always)]
 pub fn take<const FLAVOUR: u32>(part: &mut Part<'_>) {
     let ring = completions(part, part.args.instances * ENTRIES);
@@ -246,10 +246,10 @@ pub fn take<const FLAVOUR: u32>(part: &mut Part<'_>) {
     }
 }
 
-/// Submits: a buffer, an entry, a doorbell.
+/// Submits: writes a buffer, an entry, a doorbell.
 #[inline(always)]
 pub fn submit<const FLAVOUR: u32>(part: &mut Part<'_>) {
-    // SAFETY: the launch's entries; atomics alone touch them.
+    // SAFETY: the address names the launch's entries; atomics alone touch them.
     let ring = unsafe {
         SqRing::from_raw(
             part.args.y as usize as *mut u8,
@@ -279,7 +279,7 @@ pub fn submit<const FLAVOUR: u32>(part: &mut Part<'_>) {
 #[inline(always)]
 pub fn fetch<const FLAVOUR: u32>(part: &mut Part<'_>) {
     let cells = part.args.y as usize as *const SqCell;
-    // SAFETY: one of the launch's entries; atomics alone touch it.
+    // SAFETY: the index names one of the launch's entries; atomics alone touch it.
     let entry = unsafe { &*cells.add(part.instance as usize) };
     let bell = part.word(part.args.x);
     // Without lanes, the buffer is one word.
@@ -301,7 +301,7 @@ pub fn fetch<const FLAVOUR: u32>(part: &mut Part<'_>) {
             let buffer = part.wide(part.args.z, word);
             least = least.min(number(buffer.load(Order::Relaxed, Scope::Sys)));
         }
-        // By name: an array in a loop would be on a stack.
+        // Each word has a name: an array in a loop would be placed on a stack.
         let [a, b, c, d, e, f, g, h] = entry.load().to_words().map(number);
         least = least
             .min(a)

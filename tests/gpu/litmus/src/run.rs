@@ -41,11 +41,11 @@ impl<'a> Part<'a> {
     /// A word at `base`, of this instance.
     #[inline(always)]
     pub fn word(&self, base: u64) -> &'a AtomicU32 {
-        // SAFETY: one of the launch's locations; atomics alone touch it.
+        // SAFETY: the address is one of the launch's locations; atomics alone touch it.
         unsafe { &*(self.at(base, self.args.stride) as *const AtomicU32) }
     }
 
-    /// 64-bit word `index` of those at `base`, of this instance.
+    /// Returns the 64-bit word `index` of this instance's words at `base`.
     #[inline(always)]
     pub fn wide(&self, base: u64, index: u32) -> &'a AtomicU64 {
         let at = self.at(base, self.args.stride) as *const AtomicU64;
@@ -95,7 +95,7 @@ impl<'a> Part<'a> {
     #[inline(always)]
     fn finish(&self) {
         let counts = self.args.counts as usize as *mut Counts;
-        // SAFETY: the launch's counts; only additions touch them.
+        // SAFETY: the address names the launch's counts; only additions touch them.
         unsafe {
             device::add(&raw mut (*counts).reads, self.counts.reads);
             device::add(&raw mut (*counts).fresh, self.counts.fresh);
@@ -115,7 +115,7 @@ pub(crate) const fn scope(within: u32) -> Scope {
     }
 }
 
-/// `part.args` as constants, so that no choice is left between two operations of a race.
+/// Calls a role with `part.args` as constants, so that no branch is left between two operations of a race.
 macro_rules! choose {
     ($part:ident, $module:ident::$role:ident, $($flavour:ident)*) => {
         match ($part.args.flavour, $part.args.within) {
@@ -132,7 +132,7 @@ macro_rules! choose {
     };
 }
 
-/// As `choose`, for operations of the core, whose scope is given.
+/// Calls a role as `choose` does, for operations of the core, whose scope is fixed.
 macro_rules! choose_sys {
     ($part:ident, $module:ident::$role:ident, $($flavour:ident)*) => {
         match $part.args.flavour {
@@ -220,7 +220,7 @@ pub unsafe fn run(args: &Args, thread: Thread) {
     part.finish();
 }
 
-/// The place of the bit that is set in `bits` after `index` others.
+/// Returns the index of the set bit of `bits` that has `index` set bits below it.
 #[inline(always)]
 fn nth(bits: u32, index: u32) -> Option<u32> {
     let mut rest = bits;
@@ -242,14 +242,14 @@ fn stress(part: &mut Part<'_>) {
     let finished = args.counts as usize as *const Counts;
     loop {
         let random = part.random();
-        // SAFETY: inside the memory for traffic, which atomics alone touch.
+        // SAFETY: the address is inside the memory for traffic, which atomics alone touch.
         let word = unsafe { &*words.add((random >> 20 & STRESS_MASK) as usize) };
         if random & 1 == 0 {
             word.store(random as u32, Order::Relaxed, Scope::Gpu);
         } else {
             word.load(Order::Relaxed, Scope::Gpu);
         }
-        // SAFETY: the launch's counts; an atomic, since others add to it.
+        // SAFETY: the address names the launch's counts; an atomic, since other threads add to it.
         let finished = unsafe { &*(&raw const (*finished).finished).cast::<AtomicU64>() };
         if random >> 36 & 63 == 0 && finished.load(Order::Relaxed, Scope::Gpu) >= roles {
             return;

@@ -104,7 +104,7 @@ fn buffer<const ROLE: usize, const FLAVOUR: u32, const WITHIN: u32>(part: &mut P
         mine.store(number, Order::Relaxed, within);
         match FLAVOUR {
             FENCE => device::fence_sc(within),
-            // Orders everything but a store before a load: weaker than the shape needs.
+            // This orders everything except a store before a load: weaker than the shape needs.
             ACQ_REL => fence(Order::AcqRel, within),
             _ => {}
         }

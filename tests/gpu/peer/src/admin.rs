@@ -49,7 +49,7 @@ type Answer = (Status, u32);
 
 const OK: Answer = (Status::SUCCESS, 0);
 
-/// Serves until the host says stop, or the time is over.
+/// Serves until the host sets the stop word, or the time is over.
 pub fn run(args: &Args, end_ns: u64) {
     let register = |offset: u32| args.bar + u64::from(offset);
     store64(register(offset::CAP), capabilities(args));
@@ -98,7 +98,7 @@ pub fn run(args: &Args, end_ns: u64) {
             idle();
             continue;
         }
-        // What was read and written before comes before this.
+        // All earlier reads and writes come before this store.
         fence();
         store32(register(offset::CSTS), csts.0);
     }
@@ -255,7 +255,7 @@ impl Admin {
         OK
     }
 
-    /// A submission queue completes to the completion queue of its own number, no other.
+    /// A submission queue must use the completion queue with its own number.
     fn create_sq(&mut self, args: &Args, sqe: &Sqe) -> Answer {
         let (qid, entries) = (sqe.cdw10 & 0xFFFF, (sqe.cdw10 >> 16) + 1);
         if let Some(refused) = refused(args, sqe, qid, entries, SQE_BYTES) {
@@ -317,7 +317,7 @@ impl Admin {
     }
 }
 
-/// Why a queue cannot be created.
+/// Returns the reason why a queue cannot be created.
 fn refused(args: &Args, sqe: &Sqe, qid: u32, entries: u32, bytes: usize) -> Option<Status> {
     let at = sqe.dptr[0];
     if qid == 0 || qid > args.queues.min(MAX_QUEUES) {
@@ -368,7 +368,8 @@ fn identify(args: &Args, sqe: &Sqe) -> Status {
     Status::SUCCESS
 }
 
-/// Stores the dword that holds the field at `field`, whose value is `value`; others in it are 0.
+/// Stores the dword that holds the field at `field`, whose value is `value`; other fields in it
+/// become 0.
 fn put(to: u64, field: usize, value: u32) {
     store32(to + (field & !3) as u64, value << ((field & 3) * 8));
 }

@@ -1,4 +1,4 @@
-//! One I/O command: what is asked for, and whether it can be.
+//! One I/O command: its parameters, and whether they are valid.
 
 use crate::{Args, MDTS, is_reached};
 use nvme_spec::nvm::{self, opcode};
@@ -29,7 +29,7 @@ pub enum Move {
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     pub cid: u16,
-    /// Success, or why it was refused; then nothing moves.
+    /// Success, or the reason of its refusal; nothing moves then.
     pub status: u16,
     pub how: Move,
     pub bytes: u32,
@@ -40,7 +40,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// What is not struck by a fault, and is no command: a lane without one.
+    /// The value for a lane without a command, which no fault strikes.
     pub const NONE: Self = Self {
         cid: 0,
         status: 0,
@@ -96,7 +96,7 @@ impl Work {
         work
     }
 
-    /// It ends with `status`, and nothing moves.
+    /// Ends the command with `status`; nothing moves.
     #[inline(always)]
     pub fn refuse(&mut self, status: Status) {
         (self.status, self.how) = (status.0, Move::None);

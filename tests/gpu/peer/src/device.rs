@@ -1,4 +1,4 @@
-//! What differs between a GPU and a host thread: lanes, the clock, and accesses to memory by address.
+//! The differences between a GPU and a host thread: lanes, the clock, and accesses to memory by address.
 //!
 //! Every access is relaxed and of system scope, except where its name says more. A host thread is a warp of one lane.
 // UNSAFETY: inline PTX, and accesses by addresses that the host vouches for or that were checked against windows.
@@ -46,7 +46,7 @@ mod gpu {
     store!(store32, u32, reg32, "st.relaxed.sys.global.u32");
     store!(store64, u64, reg64, "st.relaxed.sys.global.u64");
 
-    /// Adds to a word of this GPU's memory; what was there.
+    /// Adds to a word of this GPU's memory; returns its old value.
     #[inline(always)]
     pub fn add32(at: u64, value: u32) -> u32 {
         let was: u32;
@@ -58,7 +58,7 @@ mod gpu {
         was
     }
 
-    /// What was stored and loaded before comes before what is stored and loaded after, for every processor.
+    /// Orders all earlier stores and loads before all later ones, for every processor.
     #[inline(always)]
     pub fn fence() {
         // SAFETY: the instruction touches no memory by itself.

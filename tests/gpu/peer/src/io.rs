@@ -12,7 +12,7 @@ use crate::device::{
 use crate::{Args, Plan, QUEUE_BYTES, fault, transfer};
 use nvme_spec::{Cqe, Qid, SQE_BYTES, Sqe, Status, register};
 
-/// What warp 0 wants of a queue, and what the queue's warp says of it.
+/// Values of warp 0's request to a queue, and of the queue's state.
 pub mod order {
     /// The queue is not served, and its memory is left alone.
     pub const REST: u32 = 0;
@@ -20,13 +20,13 @@ pub mod order {
     pub const SERVE: u32 = 1;
     /// The warp ends.
     pub const END: u32 = 2;
-    /// A fault has stopped the queue: what the warp alone says.
+    /// A fault has stopped the queue: only the queue's warp stores this value.
     pub const STOPPED: u32 = 3;
 }
 
-/// Completions that a queue holds back.
+/// Largest number of completions that a queue holds back.
 const HELD: u32 = 8;
-/// The longest that a reordered completion waits for others to overtake it.
+/// The longest time that a reordered completion waits for others to overtake it.
 const REORDER_NS: u64 = 20_000;
 /// Looks at a queue between two looks at the clock.
 const LOOKS: u32 = 256;
@@ -34,7 +34,7 @@ const LOOKS: u32 = 256;
 /// The words of one queue, in the controller's memory.
 #[repr(C)]
 pub struct Words {
-    /// One of [`order`]: by warp 0.
+    /// Request of warp 0: one of [`order`].
     pub wanted: u32,
     /// The same, by the queue's warp.
     pub state: u32,
@@ -48,7 +48,7 @@ pub struct Words {
     /// Head of the completion queue as last read.
     seen: u32,
     held: u32,
-    /// When each is due, and its upper word.
+    /// Time at which each held completion is due, and its upper word.
     due: [[u64; 2]; HELD as usize],
 }
 const _: () = assert!(size_of::<Words>() <= QUEUE_BYTES);
@@ -73,7 +73,7 @@ macro_rules! shared {
 }
 pub(crate) use shared;
 
-/// A queue as its warp has it at hand.
+/// A queue as its warp keeps it in registers.
 #[derive(Clone, Copy)]
 struct Queue {
     words: u64,
@@ -92,7 +92,7 @@ struct Queue {
     held: u32,
 }
 
-/// Serves queues `warp` + 1, and every (`args.warps` - 1)th after it.
+/// Serves queue `warp` + 1, and every (`args.warps` - 1)th queue after it.
 #[inline(always)]
 pub fn run(args: &Args, warp: u32, end_ns: u64) {
     let step = args.warps - 1;
@@ -193,7 +193,7 @@ impl Queue {
         sync_warp();
     }
 
-    /// Looks at the queue once; what warp 0 wants of it.
+    /// Looks at the queue once; returns the request of warp 0.
     #[inline(always)]
     fn visit(&mut self, args: &Args) -> u32 {
         let wanted = shuffle32(load32(at!(self.words, wanted)), 0);
@@ -234,7 +234,7 @@ impl Queue {
             (self.seen, self.held) = (0, 0);
         }
         self.state = wanted;
-        // What was read and written of the queue comes before this.
+        // All earlier reads and writes of the queue come before this.
         sync_warp();
         fence();
         if lane() == 0 {
@@ -253,7 +253,8 @@ impl Queue {
         self.cq_entries - 1 - used
     }
 
-    /// Whether the completion queue has room for `count` more; its head doorbell is read when it seems full.
+    /// Returns whether the completion queue has room for `count` more entries; its head doorbell is read when it seems
+    /// full.
     #[inline(always)]
     fn room(&mut self, args: &Args, count: u32) -> u32 {
         if self.free() < count {
@@ -277,7 +278,7 @@ impl Queue {
         self.free()
     }
 
-    /// Fetches and completes what is waiting, as much as has room.
+    /// Fetches and completes the waiting commands, as many as have room.
     #[inline(always)]
     fn serve(&mut self, args: &Args, tail: u32) {
         let waiting = match tail >= self.head {
@@ -316,7 +317,7 @@ impl Queue {
             index -= self.sq_entries;
         }
         let at = self.sq + u64::from(index) * SQE_BYTES as u64;
-        // By name: an array that is filled in a loop would be on a stack.
+        // Each word has a name: an array that is filled in a loop would be placed on a stack.
         let word = |index: u64| load64(at + index * 8);
         Sqe::from_words([
             word(0),
@@ -330,7 +331,7 @@ impl Queue {
         ])
     }
 
-    /// Moves the data of `count` commands, and completes those that no fault keeps.
+    /// Moves the data of `count` commands, and completes those that no fault withholds.
     #[inline(always)]
     fn complete(&mut self, args: &Args, mine: bool, count: u32, mut work: Work) {
         let mut struck = false;
@@ -344,7 +345,7 @@ impl Queue {
         }
         let kind = args.plan.kind;
         if ballot(struck) != 0 && matches!(kind, fault::FATAL | fault::GONE) {
-            // What was fetched with it is lost, too.
+            // Commands that were fetched together with it are lost, too.
             if lane() == 0 {
                 store32(at!(self.words, state), order::STOPPED);
                 store32(shared!(args, dead), kind);
@@ -385,7 +386,8 @@ impl Queue {
         }
     }
 
-    /// Holds the completions of lanes that say so back, as many as have a place; whether this lane's is.
+    /// Holds back the completions of lanes with `mine`, as many as there is room for; returns whether this lane's was
+    /// held.
     #[inline(always)]
     fn hold(&mut self, args: &Args, mine: bool, post: &Post) -> bool {
         let all = ballot(mine);
@@ -447,7 +449,7 @@ impl Queue {
         sync_warp();
     }
 
-    /// Posts the completions of the lanes that say so. There is room.
+    /// Posts the completions of the lanes with `mine`. There is room for them.
     #[inline(always)]
     fn post(&mut self, args: &Args, mine: bool, post: Post) {
         let all = ballot(mine);

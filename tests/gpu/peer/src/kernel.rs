@@ -5,7 +5,7 @@
 use crate::{Args, run};
 use nvme_gpu_kernel::arch;
 
-/// One launch: `args.warps` blocks of one warp.
+/// Runs one launch: `args.warps` blocks of one warp.
 ///
 /// # Safety
 /// Every address in `args` is what [`Args`] says.

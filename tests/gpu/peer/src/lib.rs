@@ -1,9 +1,9 @@
 //! An NVMe controller that is a GPU kernel: docs/tier3.md.
 //!
 //! It polls doorbells in the memory of the GPU that it runs on, fetches entries and lists from the driver's GPU, moves
-//! data between that GPU's memory and a medium in its own, and posts completions. With the driver it shares `nvme-spec`,
-//! the wire types, alone. Warp 0 serves the properties and the admin queue, which lie in pinned host memory; each other
-//! warp serves a share of the I/O queues.
+//! data between that GPU's memory and a medium in its own, and posts completions. It shares only `nvme-spec`, the wire
+//! types, with the driver. Warp 0 serves the properties and the admin queue, which lie in pinned host memory; each
+//! other warp serves a share of the I/O queues.
 //!
 //! [`run`] is a warp's part: the kernel `nvme_peer` calls it, and host threads in tests, as warps of one lane.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
@@ -32,12 +32,12 @@ pub const MDTS: u32 = 8;
 pub const WINDOWS: usize = 4;
 /// Bytes of the controller's own words of one queue, and of [`Shared`].
 pub const QUEUE_BYTES: usize = 256;
-/// Bytes of the page of properties and of that of the admin doorbells, in pinned host memory.
+/// Bytes of the page of properties and of the page of the admin doorbells, in pinned host memory.
 pub const BAR_BYTES: usize = 2 * 4096;
 /// Offset of the word in the page of properties that ends the kernel when it is not 0: no property lies there.
 pub const STOP: usize = 0xFF8;
 
-/// What a fault does to the commands that it strikes.
+/// Effect of a fault on the commands that it strikes.
 pub mod fault {
     /// Nothing is struck.
     pub const NONE: u32 = 0;
@@ -65,15 +65,15 @@ pub mod fault {
     pub const GONE: u32 = 11;
 }
 
-/// Which commands a fault strikes, and how.
+/// The commands that a fault strikes, and its effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Plan {
     /// One of [`fault`].
     pub kind: u32,
-    /// Strikes each command whose number is a multiple of it; 0 for none.
+    /// The fault strikes each command whose number is a multiple of this; 0 if it strikes none in this form.
     pub every: u32,
-    /// Strikes the commands of these numbers, counted from 1 over all I/O queues; 0 for none.
+    /// The fault strikes the commands with these numbers, counted from 1 over all I/O queues; unused entries are 0.
     pub nth: [u32; 4],
     /// See [`fault`].
     pub value: u64,
@@ -89,14 +89,14 @@ pub struct Window {
     pub bytes: u64,
 }
 
-/// What a launch is given. Addresses are those of the GPU that runs it.
+/// Parameters of a launch. Addresses are those of the GPU that runs it.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Args {
     /// [`BAR_BYTES`] of pinned host memory: the page of properties, then one whose first two words are the admin
     /// queue's doorbells.
     pub bar: u64,
-    /// Doorbells of I/O queues, from that of queue 0 on; in the memory of this GPU.
+    /// Doorbells of I/O queues, beginning with queue 0; in the memory of this GPU.
     pub doorbells: u64,
     /// A [`Shared`], then the words of queues 1 to `queues`, [`QUEUE_BYTES`] each; zeroed.
     pub own: u64,
@@ -106,7 +106,7 @@ pub struct Args {
     pub blocks: u64,
     /// The kernel ends after this time.
     pub timeout_ns: u64,
-    /// What the controller may reach beside its own memory.
+    /// Memory that the controller may access besides its own.
     pub windows: [Window; WINDOWS],
     /// The faults.
     pub plan: Plan,
@@ -116,7 +116,7 @@ pub struct Args {
     pub queues: u32,
     /// CAP.DSTRD.
     pub dstrd: u32,
-    /// Warps, warp 0 included: at least 2.
+    /// Number of warps, warp 0 included: at least 2.
     pub warps: u32,
 }
 const _: () = assert!(size_of::<Args>() == 160);
@@ -125,13 +125,13 @@ const _: () = assert!(size_of::<Args>() == 160);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Shared {
-    /// I/O commands fetched, modulo 2^32: their numbers for [`Plan`].
+    /// Number of I/O commands fetched, modulo 2^32: their numbers for [`Plan`].
     pub commands: u32,
     /// [`fault::FATAL`] or [`fault::GONE`] when such a fault has struck.
     pub dead: u32,
     /// Doorbell values that no queue can have.
     pub bad_doorbells: u32,
-    /// Times that a completion queue had no room for what was to be posted.
+    /// Number of times that a completion queue had no room for a completion.
     pub full: u32,
     /// Completions posted, modulo 2^32.
     pub posted: u32,
@@ -157,7 +157,7 @@ pub unsafe fn run(args: &Args, warp: u32) {
     }
 }
 
-/// Whether all of `bytes` bytes from `address` on may be reached.
+/// Returns whether all `bytes` bytes from `address` on may be accessed.
 #[inline(always)]
 fn is_reached(args: &Args, address: u64, bytes: u64) -> bool {
     let mut found = false;

@@ -8,7 +8,7 @@ use crate::device::{
 use crate::{Args, MDTS, is_reached};
 use nvme_spec::Status;
 
-/// Pages of one list: more are a circle.
+/// Largest number of pages of one list: more pages mean that the list is circular.
 const MOST_LISTS: u32 = 1 << MDTS;
 
 /// Moves the data of each lane's command; the lane's status afterwards.
@@ -61,12 +61,12 @@ fn eight(rest: &mut u32, to: u64, from: u64) {
 struct Pages {
     /// Bytes after those of the page that was named last.
     rest: u32,
-    /// PRP2, while it was not looked at.
+    /// PRP2, until it is used.
     prp2: Option<u64>,
     /// The entry of a list that comes next, and entries in its page from there on.
     at: u64,
     left: u32,
-    /// Entries that lanes hold: how many, which comes next, and this lane's.
+    /// Number of entries that lanes hold, the index of the next one, and this lane's entry.
     held: u32,
     index: u32,
     mine: u64,
@@ -97,7 +97,7 @@ impl Pages {
                     false => Err(Status::INVALID_PRP_OFFSET),
                 };
             }
-            // The last entry of a page of a list, with more to come, names the next page of it.
+            // The last entry of a list page names the next page if more entries follow.
             self.lists += 1;
             if !entry.is_multiple_of(8) || self.lists > MOST_LISTS {
                 return Err(Status::INVALID_PRP_OFFSET);
@@ -114,7 +114,7 @@ impl Pages {
         (self.held, self.index) = (0, 0);
     }
 
-    /// Lane k reads entry k of those that come next.
+    /// Reads the next entries: lane k reads the k-th of them.
     #[inline(always)]
     fn fetch(&mut self, args: &Args) -> Result<(), Status> {
         let pages = self.rest.div_ceil(PAGE as u32);

@@ -33,7 +33,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     }
 }
 
-/// Ids of rows of a job, and where the products go.
+/// Ids of rows of a job, and the memory of the products.
 struct Ids {
     ids: Vec<i64>,
     wide: bool,
@@ -239,7 +239,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
     Ok("80 products over 4 streams".to_owned())
 }
 
-/// A graph takes the ids that are there when it runs, and gives NaN when the store is gone.
+/// A graph uses the ids that are in memory when it runs, and gives NaN after the store was closed.
 fn graph(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let job = Job::new(&drive, bench, StoredFormat::Q8_0, (200, 2048), 4096, 1)?;
@@ -281,12 +281,12 @@ fn graph(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// Elements whose reads fail are NaN and counted, none is wrong, and a later product is whole where the controller comes
-/// back.
+/// Elements whose reads fail are NaN and counted, none is wrong, and a later product is complete if the controller
+/// comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     let (fault, timeout) = planned(bench, fault);
     let drive = Drive::simulated(bench, 4096, &fault, timeout)?;
-    // Whole blocks: the host reads none of them.
+    // Rows are whole blocks, so that the host reads none of them.
     let job = Job::new(&drive, bench, StoredFormat::Bf16, (512, 4096), 0, 8)?;
     let mut throw = dice(21);
     let ids = (0..900).map(|_| throw(512) as i64).collect();

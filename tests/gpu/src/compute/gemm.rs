@@ -18,7 +18,7 @@ use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowFailures, Stream}
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How far an element may lie from the sum of `f64`, in parts of the sum of all products' sizes.
+/// Largest error of an element against the sum of `f64`, relative to the sum of the absolute values of its products.
 const TOLERANCE: f64 = 3e-5;
 const FORMATS: [StoredFormat; 7] = [
     StoredFormat::Bf16,
@@ -92,10 +92,10 @@ struct Job {
     shape: Shape,
     matrix: StoredMatrix,
     x: Vec<u16>,
-    /// Each element of the product, and how far from it is right.
+    /// Each element of the product, and its allowed error.
     expected: Vec<(f64, f64)>,
     device_x: DeviceMemory,
-    /// With a guard before and after it.
+    /// Memory of `y` with a guard before and after it.
     device_y: DeviceMemory,
     workspace: DeviceMemory,
 }
@@ -184,7 +184,7 @@ impl Job {
     }
 
     fn start_on(&self, drive: &Drive, stream: u64) -> nvme_host::Result<PendingRows> {
-        // SAFETY: all of it outlives the product, which is waited for.
+        // SAFETY: all of the memory outlives the product, which is waited for.
         unsafe { drive.products.gemm(&self.matrix, &self.product(), stream) }
     }
 
@@ -317,7 +317,7 @@ fn resident(bench: &Bench) -> Outcome<String> {
         let w = DeviceMemory::new(&bench.gpu, bytes.len()).map_err(text)?;
         w.upload(0, &bytes).map_err(text)?;
         job.poison()?;
-        // SAFETY: all of it outlives the product, which is waited for.
+        // SAFETY: all of the memory outlives the product, which is waited for.
         let started = unsafe {
             let stream = drive.stream.handle();
             let products = &drive.products;
@@ -433,7 +433,7 @@ fn streams(bench: &Bench) -> Outcome<String> {
     Ok("20 products over 4 streams".to_owned())
 }
 
-/// A product of a graph sees what was written before each launch, and is NaN when the store is gone.
+/// A product in a graph sees the data written before each launch, and is NaN after the store was closed.
 fn graph(bench: &Bench) -> Outcome<String> {
     let drive = Drive::simulated(bench, 4096, "", limit())?;
     let shape = Shape {
@@ -478,12 +478,12 @@ fn graph(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// Columns whose reads fail are NaN and counted, no element is wrong, and a later product is whole where the controller
+/// Columns whose reads fail are NaN and counted, no element is wrong, and a later product is complete if the controller
 /// comes back.
 fn faults(bench: &Bench, (name, fault): (&str, &str), stored: StoredFormat) -> Outcome<String> {
     let (fault, timeout) = planned(bench, fault);
     let drive = Drive::simulated(bench, 4096, &fault, timeout)?;
-    // Whole blocks: the host reads none of them.
+    // Rows are whole blocks, so that the host reads none of them.
     let columns = if stored == StoredFormat::Bf16 {
         2048
     } else {

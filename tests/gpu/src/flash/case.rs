@@ -13,7 +13,7 @@ use nvme_course::flash::{
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use nvme_host::cuda::DeviceMemory;
 
-/// Vectors of random halves, and what they are as numbers.
+/// Vectors of random halves, and their values as numbers.
 pub(super) struct Halves {
     pub(super) memory: DeviceMemory,
     pub(super) numbers: Vec<f32>,
@@ -137,7 +137,7 @@ impl Case {
         Ok(case)
     }
 
-    /// Keys and values that do not count are no numbers: a kernel that uses one shows it.
+    /// Sets keys and values that do not count to NaN, so that a kernel that uses one is found.
     pub(super) fn spoil(&self) -> Outcome<()> {
         for halves in [&self.keys, &self.values] {
             let mut all: Vec<u16> = halves
@@ -190,7 +190,7 @@ impl Case {
         Ok(bytes)
     }
 
-    /// Runs it once and checks every element and guard: the largest error.
+    /// Runs the rung once and checks every element and guard; returns the largest error.
     pub(super) fn run(
         &self,
         bench: &Bench,

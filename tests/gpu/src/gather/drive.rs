@@ -18,12 +18,12 @@ use std::time::Duration;
 
 const SEED: u64 = 0x60A7;
 pub const BYTES: u64 = 8 << 20;
-/// Limit of a gather by owned queues: all that fit into them go that way.
+/// Limit of a gather by owned queues: every gather that fits into them uses them.
 const OWNED_BYTES: u64 = 2 << 20;
-/// What the output holds before a gather.
+/// Content of the output before a gather.
 pub const CANARY: u8 = 0xA5;
 
-/// How long a command may take in a test of a fault: short where the fault loses commands, which are waited for.
+/// Deadline of a command in a test of a fault: short if the fault loses commands, which are waited for.
 pub fn fault_timeout(bench: &Bench, fault: &str) -> Duration {
     let loses_none = ["status:", "reorder", "torncqe"];
     if loses_none.iter().any(|kind| fault.starts_with(kind)) {
@@ -32,7 +32,7 @@ pub fn fault_timeout(bench: &Bench, fault: &str) -> Duration {
     Duration::from_millis(200) * bench.patience as u32
 }
 
-/// A store for kernels that read by themselves: few stations, so that blocks wait for each other.
+/// Options of a store for kernels that read by themselves: few stations, so that blocks wait for each other.
 pub fn few_stations(bench: &Bench, timeout: Duration) -> StoreOptions {
     StoreOptions {
         queues: 2,
@@ -51,7 +51,7 @@ pub fn few_stations(bench: &Bench, timeout: Duration) -> StoreOptions {
     }
 }
 
-/// Returns how many threads a simulated drive gets: more than there are processors only take them from each other.
+/// Returns the number of threads of a simulated drive: more than there are processors only take them from each other.
 pub fn drive_threads() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     processors.clamp(1, 4)
@@ -125,7 +125,7 @@ impl Drive {
         open().map_err(text)
     }
 
-    /// Closes the store; what the drive held.
+    /// Closes the store; returns the content of the drive.
     pub fn close(self) -> Vec<u8> {
         self.image
     }
@@ -143,23 +143,23 @@ impl Drive {
         &self.store
     }
 
-    /// All gathers go by way of a cache of `bytes` bytes for rows of `table` from now on.
+    /// Makes all later gathers use a cache of `bytes` bytes for rows of `table`.
     pub fn keep_rows(&mut self, table: &RowTable, bytes: u64) -> Outcome<()> {
         self.cached = Some(self.rows(table)?.cached(bytes).map_err(text)?);
         Ok(())
     }
 
-    /// Gathers go without a cache from now on.
+    /// Makes later gathers use no cache.
     pub fn keep_nothing(&mut self) {
         self.cached = None;
     }
 
-    /// What the drive has to hold.
+    /// Returns the expected content of the drive.
     pub fn image_mut(&mut self) -> &mut Vec<u8> {
         &mut self.image
     }
 
-    /// What it holds.
+    /// Returns the content of the drive.
     pub fn read_all(&self) -> Outcome<Vec<u8>> {
         let mut all = vec![0; BYTES as usize];
         self.store.read_at(0, &mut all).map_err(text)?;
@@ -167,7 +167,7 @@ impl Drive {
     }
 }
 
-/// One gather and its memory.
+/// A gather and its memory.
 pub struct Job {
     table: RowTable,
     ids: Vec<i64>,
@@ -218,7 +218,7 @@ impl Job {
         self.start_on(drive, stream.handle())
     }
 
-    /// In `stream`, a `CUstream`.
+    /// Starts the gather in `stream`, a `CUstream`.
     pub fn start_on(&self, drive: &Drive, stream: u64) -> Outcome<PendingRows> {
         drive.gather(&self.table, &self.request(), stream)
     }
@@ -235,7 +235,7 @@ impl Job {
         unsafe { table.begin_on_gpu(&ids, stream) }.map_err(text)
     }
 
-    /// Finishes it in `stream`, a `CUstream`.
+    /// Finishes the gather in `stream`, a `CUstream`.
     ///
     /// # Errors
     /// As `BegunGather::finish`.
@@ -269,7 +269,7 @@ impl Job {
         self.scatter_on(drive, drive.stream.handle())
     }
 
-    /// In `stream`, a `CUstream`.
+    /// Starts the scatter in `stream`, a `CUstream`.
     pub fn scatter_on(&self, drive: &Drive, stream: u64) -> Outcome<PendingRows> {
         let table = drive.rows(&self.table)?;
         // SAFETY: the job's memory outlives the operation, which is waited for.
@@ -329,7 +329,7 @@ impl Job {
         self.device_ids.upload(0, &bytes).map_err(text)
     }
 
-    /// Checks each row against its code: the row's bytes, or zeros; and nothing between rows has changed.
+    /// Checks each row against its code: it has the row's bytes, or zeros; and nothing between rows has changed.
     pub fn check(&self, drive: &Drive) -> Outcome<Vec<i32>> {
         self.check_against(&drive.image)
     }
@@ -452,7 +452,7 @@ pub fn random_jobs(
     (0..jobs).map(&mut job).collect()
 }
 
-/// Starts all of them, on the streams in turns, and waits: the codes of each, after every row was checked.
+/// Starts all jobs, on the streams in turn, and waits; returns the codes of each, after every row was checked.
 pub fn run_over(drive: &Drive, jobs: &[Job], streams: &[Stream]) -> Outcome<Vec<Vec<i32>>> {
     let started = jobs.iter().zip(streams.iter().cycle());
     let pending: Vec<PendingRows> = started

@@ -1,4 +1,4 @@
-//! Layers that are verified by a manifest where they were loaded, and the kernel that hashes them.
+//! Layers that are verified by a manifest in the memory into which they were loaded, and the kernel that hashes them.
 // UNSAFETY: launches take addresses of memory that the test has.
 #![allow(unsafe_code)]
 
@@ -36,7 +36,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("layers/manifest/rate", |_| rate(bench));
 }
 
-/// Memory with words of the seed, and what hashes it.
+/// Memory with words of the seed, and the hasher.
 struct Hashing {
     data: Vec<u8>,
     memory: DeviceMemory,
@@ -61,7 +61,7 @@ impl Hashing {
         make().map_err(text)
     }
 
-    /// The hashes of chunks, counted from byte `base` on, as the kernel finds them, and the seconds that it took.
+    /// Returns the kernel's hashes of chunks, counted from byte `base` on, and the seconds that they took.
     fn run(&self, bench: &Bench, base: u64, chunks: &[HashedChunk]) -> Outcome<(Vec<u64>, f64)> {
         let run = || -> nvme_host::Result<(Vec<u64>, f64)> {
             let words = chunks.iter().flat_map(|one| [one.at, one.bytes]);
@@ -70,7 +70,8 @@ impl Hashing {
             table.upload(0, &bytes)?;
             let found = HostWords::new(&bench.gpu, chunks.len())?;
             let begin = StreamEvent::record(&self.stream)?;
-            // SAFETY: chunks of the memory, and a word for each; all of it stays until the stream is done.
+            // SAFETY: the chunks lie in the memory, and each has a word for its hash; all of it stays until the stream
+            // is done.
             unsafe {
                 self.hasher.launch(
                     self.stream.handle(),
@@ -178,8 +179,8 @@ fn passes(bench: &Bench, device: &str) -> Outcome<String> {
     Ok(format!("{verified_bytes} bytes verified"))
 }
 
-/// One bit of the drive is another one: that layer is an error which names the place, over and over, the others are
-/// right; with the bit as it was all are.
+/// One bit of the drive is flipped: that layer is an error which names the place, every time, and the others are right.
+/// With the bit restored all are right.
 fn damage(bench: &Bench) -> Outcome<String> {
     const BAD: u64 = 4;
     let model = Model::with(&bench.gpu, DRIVE, &LoaderOptions::default(), verified)?;
@@ -197,21 +198,21 @@ fn damage(bench: &Bench) -> Outcome<String> {
             seen += look_at_all(&model, Some((BAD, chunk)))?;
         }
         flip().map_err(text)?;
-        // What was read ahead before may be the wrong one yet.
+        // A layer that was read ahead before may still be the wrong one.
         let _ = one_layer(&model, BAD);
         look_at_all(&model, None)?;
     }
     Ok(format!("{seen} errors of 15 passes, the others right"))
 }
 
-/// Copies a layer out once it is there.
+/// Copies a layer out once it was loaded.
 fn one_layer(model: &Model, index: u64) -> nvme_host::Result<()> {
     let layer = model
         .loader
         .layer_for(index as usize, model.stream.handle())?;
     layer.wait(limit())?;
     let to = model.out.address() + index * LAYER;
-    // SAFETY: the layer and its place in the output.
+    // SAFETY: the copy is from the layer to its part of the output.
     unsafe {
         model
             .stream

@@ -106,7 +106,7 @@ impl Matrix {
         Ok(bytes)
     }
 
-    /// Compares what a kernel has left with `wanted`; `sizes` are what errors are relative to.
+    /// Compares a kernel's result with `wanted`; errors are relative to `sizes`.
     pub(super) fn check(&self, what: &str, wanted: &[f64], sizes: &[f64]) -> Outcome<f64> {
         let bytes = self.bytes()?;
         let end = bytes.len() - GUARD;
@@ -224,7 +224,7 @@ impl Case {
         }
     }
 
-    /// Sums by `f64`, and the sums of the sizes of their terms.
+    /// Returns the sums by `f64`, and the sums of the absolute values of their terms.
     pub(super) fn exact_sums(&self) -> (Vec<f64>, Vec<f64>) {
         let [tokens, inputs, outputs] = self.shape.map(|count| count as usize);
         let bias = self.has_bias.then_some(&self.bias.numbers[..]);
@@ -253,7 +253,7 @@ impl Case {
         Ok(of_sums.max(y))
     }
 
-    /// Puts exact sums where gradients take them from.
+    /// Stores exact sums in the memory from which gradients read them.
     pub(super) fn upload_sums(&self) -> Outcome<()> {
         let bytes: Vec<u8> = self
             .exact_sums()

@@ -7,7 +7,7 @@ use gpu_litmus::{Flavour, Shape, Within};
 pub enum Memory {
     /// In the GPU's own memory.
     Device,
-    /// In registered host memory.
+    /// Registered host memory.
     Pinned,
 }
 
@@ -33,7 +33,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Whether forbidden outcomes are to be expected.
+    /// Returns whether forbidden outcomes are to be expected.
     pub fn weak(&self) -> bool {
         matches!(
             self.flavour,
@@ -93,7 +93,7 @@ impl Case {
     }
 }
 
-/// Every case: for each shape its orders, in each memory and between whom it can be.
+/// Returns every case: each shape with its orders, in each memory and among each set of threads that it supports.
 pub fn all() -> Vec<Case> {
     use Flavour::{AcqRel, Batch, Block, Exchange, Fence, Order, Plain, Relaxed, Warp};
     use Memory::{Device, Pinned};

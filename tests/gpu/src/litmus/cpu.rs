@@ -1,4 +1,4 @@
-//! The CPU's roles: one thread plays many instances in turn, so that each is met at many moments.
+//! The CPU's roles: one thread plays many instances in turn, so that each is played at many different times.
 // UNSAFETY: the locations are raw memory that the GPU shares.
 #![allow(unsafe_code)]
 
@@ -10,7 +10,7 @@ use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-/// The phase tag in the upper word of a completion, and the entries of a ring, as the kernel has them.
+/// The bit of the phase tag in the upper word of a completion, and the entries of a ring, with the kernel's values.
 const PHASE: u64 = 1 << 48;
 const ENTRIES: u32 = 4;
 
@@ -28,7 +28,7 @@ pub struct Role<'a> {
 impl Role<'_> {
     fn word(&self, base: usize, instance: u32) -> &AtomicU32 {
         let at = base + instance as usize * self.args.stride as usize;
-        // SAFETY: a location of the launch, inside pages that live to its end; atomics alone touch it.
+        // SAFETY: the address is a location of the launch, inside pages that live to its end; atomics alone touch it.
         unsafe { &*(at as *const AtomicU32) }
     }
 
@@ -48,7 +48,7 @@ impl Role<'_> {
         unsafe { &*(self.y as *const SqCell).add(index as usize) }
     }
 
-    /// Loads and stores as they are without their order.
+    /// Returns the order of loads and stores: relaxed in cases without order.
     fn order(&self, order: Order) -> Order {
         if self.case.weak() {
             Order::Relaxed
@@ -135,7 +135,7 @@ impl Role<'_> {
                 self.word(self.y, k)
                     .store(number, Order::Relaxed, Scope::Sys);
                 if self.case.flavour == Flavour::Fence {
-                    // The store before it comes before the load after it.
+                    // The store before this fence comes before the load after it.
                     fence(Ordering::SeqCst);
                 }
                 log.push(self.word(self.x, k).load(Order::Relaxed, Scope::Sys) + 1);

@@ -1,4 +1,5 @@
-//! One queue, 128 warps, the core's own locks: doorbells never go back, and what they announce is there.
+//! One queue, 128 warps, the core's own locks: doorbells never move backwards, and the entries that they announce are
+//! visible.
 // UNSAFETY: launches kernels over raw addresses; rings and doorbells are memory that the GPU shares.
 #![allow(unsafe_code)]
 
@@ -20,10 +21,10 @@ use zerocopy::IntoBytes;
 
 const WARPS: u32 = 128;
 const TIMEOUT_NS: u64 = 5_000_000_000;
-/// How long a run may take at least.
+/// Shortest limit of a run.
 const LONGEST: Duration = Duration::from_secs(120);
 
-/// All lanes of each warp, and one: then every warp rings for itself.
+/// Tests all lanes of each warp, and one lane: then every warp rings for itself.
 pub fn all(report: &mut Report, bench: &Bench) {
     for (lanes, entries, slots) in [(32, 16_384, 4095), (32, 512, 127), (1, 1024, 255)] {
         let name = format!("litmus/doorbell-lock/{WARPS}-warps/{lanes}-lanes/{slots}-slots");
@@ -34,7 +35,8 @@ pub fn all(report: &mut Report, bench: &Bench) {
     }
 }
 
-/// A doorbell as its reader follows it: modulo the ring, forward by no more than may be in flight.
+/// A doorbell as its reader follows it: modulo the ring, forward by at most the number of commands that may be in
+/// flight.
 struct Follow {
     mask: u32,
     most: u32,
@@ -42,7 +44,7 @@ struct Follow {
 }
 
 impl Follow {
-    /// How far the doorbell moved to show `value`; `None` when it went back, or too far.
+    /// Returns how far the doorbell moved to show `value`; `None` if it moved backwards, or too far.
     fn moved(&mut self, value: u32) -> Option<u32> {
         let by = value.wrapping_sub(self.at) & self.mask;
         self.at = value;
@@ -50,7 +52,7 @@ impl Follow {
     }
 }
 
-/// What the two CPU threads share.
+/// State that the two CPU threads share.
 #[derive(Default)]
 struct Watched {
     /// Position up to which the doorbell was seen to ring.
@@ -60,7 +62,7 @@ struct Watched {
     over: AtomicBool,
 }
 
-/// Looks at the doorbell and nothing else. How often it went back.
+/// Only reads the doorbell; returns how often it moved backwards.
 fn watch(doorbell: &AtomicU32, follow: &mut Follow, watched: &Watched) -> u64 {
     let (mut position, mut back) = (0u64, 0);
     let (mut looks, mut moves) = (0, 0);
@@ -85,7 +87,7 @@ fn watch(doorbell: &AtomicU32, follow: &mut Follow, watched: &Watched) -> u64 {
     back
 }
 
-/// After a look that found nothing: now and then another thread may need the processor.
+/// Yields after some looks that found nothing, because another thread may need the processor.
 fn idle(looks: u64) {
     match looks % 512 {
         0 => std::thread::yield_now(),
@@ -93,7 +95,7 @@ fn idle(looks: u64) {
     }
 }
 
-/// A queue as its controller sees it.
+/// A queue on its controller's side.
 struct Controller<'a> {
     sq: &'a [SqCell],
     cq: &'a [CqCell],

@@ -10,16 +10,16 @@ use std::sync::Arc;
 /// Bytes of each location.
 pub const BYTES: usize = 2 << 20;
 
-/// One location, as the GPU and, for host memory, the CPU find it.
+/// One location: its address for the GPU and, in host memory, for the CPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Place {
     /// The GPU's address.
     pub gpu: u64,
-    /// The host's address; 0 where it has none.
+    /// The host's address; 0 if the location is not in host memory.
     pub host: usize,
 }
 
-/// x, y and z in both kinds of memory.
+/// The locations x, y and z in both kinds of memory.
 pub struct Ground {
     pages: Arc<DmaPages>,
     registered: RegisteredMemory,
@@ -36,9 +36,9 @@ impl Ground {
         })
     }
 
-    /// Zeroes everything. While it is not used.
+    /// Zeroes all locations. Only between launches.
     pub fn clear(&self) -> Result<()> {
-        // SAFETY: our own pages, which are not used between two launches.
+        // SAFETY: the pages are our own, and are not used between two launches.
         unsafe { self.pages.start().write_bytes(0, 3 * BYTES) };
         self.device.zero()
     }

@@ -1,4 +1,4 @@
-//! One launch of a case: its size by chance, the GPU's roles and the CPU's, and what they counted.
+//! One launch of a case: its random size, the GPU's roles and the CPU's, and their counts.
 // UNSAFETY: launches a kernel over raw addresses.
 #![allow(unsafe_code)]
 
@@ -12,7 +12,7 @@ use nvme_host::Result;
 use nvme_host::cuda::{DeviceMemory, KernelFunction, Module};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Iterations of all instances of a launch together, at most.
+/// Largest number of iterations of all instances of a launch together.
 pub const STEPS: u64 = 1 << 18;
 /// Bytes of the memory for traffic.
 pub const STRESS: usize = 65_536 * 4;
@@ -35,7 +35,7 @@ pub struct Size {
     pub instances: u32,
     /// Threads of a block.
     pub threads: u32,
-    /// Blocks of each role, and blocks that make traffic.
+    /// Blocks of each role, and blocks that only make traffic.
     pub blocks: u32,
     pub stress: u32,
     pub iterations: u32,
@@ -55,7 +55,7 @@ impl Litmus {
         })
     }
 
-    /// Launch `number` of a case that wants `wanted` messages seen in all.
+    /// Runs launch `number` of a case that has to see `wanted` messages in all.
     pub fn launch(
         &self,
         bench: &Bench,
@@ -150,7 +150,7 @@ impl Litmus {
             let mut sum = Counts::default();
             let mut logs = Vec::new();
             for player in players {
-                // A thread that panicked has said why, and counts nothing.
+                // The message of a thread that panicked was printed; its counts are ignored.
                 let (counts, log) = player.join().unwrap_or_default();
                 sum.reads += counts.reads;
                 sum.fresh += counts.fresh;
@@ -184,7 +184,7 @@ impl Litmus {
     }
 }
 
-/// How many instances, in blocks of which size.
+/// Returns a random number of instances and size of blocks.
 pub fn size(case: &Case, chance: &mut Chance, steps: u64) -> Size {
     let together = matches!(case.shape, Shape::Lanes | Shape::Barrier);
     let threads = match (case.flavour, together) {
@@ -252,9 +252,9 @@ fn download(log: &DeviceMemory) -> Result<Vec<u32>> {
         .collect())
 }
 
-/// Forbidden outcomes of store buffering in two logs (one plus what was read, by iteration, then by
-/// instance): in its iteration i one role did not see the other one's store j, and that one in its
-/// iteration j did not see store i.
+/// Returns the forbidden outcomes of store buffering in two logs (one plus the value read, by iteration, then by
+/// instance): in its iteration i one role did not see the other one's store j, and the other one in its iteration j did
+/// not see store i.
 fn buffered(first: &[u32], second: &[u32], instances: usize, iterations: usize) -> u64 {
     let mut forbidden = 0;
     for k in 0..instances {
@@ -262,7 +262,7 @@ fn buffered(first: &[u32], second: &[u32], instances: usize, iterations: usize) 
             let Some(read) = first[(i - 1) * instances + k].checked_sub(1) else {
                 break;
             };
-            // The first store that it did not see.
+            // The first store of the other role that it did not see.
             let j = read as usize + 1;
             if j > iterations {
                 break;
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn store_buffering_is_found_in_the_logs() {
-        // One instance, two iterations. Logs hold one plus what was read.
+        // One instance, two iterations. Logs hold one plus the value read.
         assert_eq!(
             buffered(&[1, 1], &[3, 3], 1, 2),
             0,

@@ -1,8 +1,7 @@
-//! Litmus tests: what the GPU's memory does with the orders that the core relies on, and without them.
+//! Litmus tests: outcomes on the GPU's memory with the orders that the core relies on, and without them.
 //!
-//! A case is a shape, how it is ordered, in which memory and between whom. An ordered one must show no
-//! forbidden outcome. A weakened one should: where it does not, that shape proves nothing here, and the
-//! line says `powerless`.
+//! A case is a shape, its ordering, its memory and its set of threads. An ordered case must show no forbidden outcome.
+//! A weakened one should: if it does not, that shape proves nothing here, and the line says `powerless`.
 
 pub mod cases;
 mod cpu;
@@ -22,7 +21,7 @@ const LONGEST: Duration = Duration::from_secs(6);
 /// A weakened case ends once it has shown this number of forbidden outcomes.
 const SHOWN: u64 = 1000;
 
-/// Every case, and the doorbell that many warps ring.
+/// Tests every case, and the doorbell that many warps ring.
 pub fn all(report: &mut Report, bench: &Bench) {
     let mut litmus = None;
     for case in cases::all() {

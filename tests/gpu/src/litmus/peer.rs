@@ -1,6 +1,6 @@
 //! The shapes between two GPUs: rings and data in the driver's memory, doorbells in the controller's.
 //!
-//! Each GPU runs its roles in a launch of its own, over the same places.
+//! Each GPU runs its roles in a separate launch, over the same locations.
 // UNSAFETY: launches a kernel over raw addresses.
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ use std::time::Instant;
 /// Bytes of each location.
 const BYTES: usize = super::ground::BYTES;
 
-/// Every case between two GPUs: `tier3/two/litmus/...` without the first two words.
+/// Returns every case between two GPUs: `tier3/two/litmus/...` without the first two words.
 pub fn cases() -> impl Iterator<Item = Case> {
     use Flavour::{Batch, Block, Fence, Order, Plain, Relaxed, Warp};
     let all: [(Shape, &[Flavour]); 6] = [
@@ -113,7 +113,7 @@ impl Pair {
         })
     }
 
-    /// Launches until the case has seen what `options` wants.
+    /// Launches until the case has seen the number of messages in `options`.
     pub fn run(
         &self,
         bench: &Bench,
@@ -172,7 +172,7 @@ impl Pair {
             (false, Shape::Relay) => (&self.controller, &self.driver, 6),
             (false, _) => (&self.controller, &self.driver, 2),
         };
-        // The readers first: they wait for what is written.
+        // The readers are launched first: they wait for the writers' words.
         later.launch(
             &Args {
                 roles: rest,

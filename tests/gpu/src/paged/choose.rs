@@ -1,4 +1,4 @@
-//! Sparse attention: the GPU chooses the pages. Ranks and choices have to be those of the CPU bit by bit.
+//! Sparse attention: the GPU chooses the pages. Ranks and choices have to be the CPU's bit by bit.
 
 use super::{Bench, KvShape, Outcome, PagedQueries, Report, RowFailures};
 use super::{CASE, Case, Drive, Job, SHAPE, code, paged, text};
@@ -45,7 +45,7 @@ struct Sparse {
 }
 
 impl Sparse {
-    /// With summaries that the CPU made of the pages on the drive.
+    /// Makes a job with summaries that the CPU computed from the pages on the drive.
     fn new(drive: &Drive, job: Job, keep: PageLimits) -> Outcome<Self> {
         let gpu = drive.store.gpu().ok_or("a store without a GPU")?;
         let pages = u64::from(job.case.pages);
@@ -265,7 +265,7 @@ fn ties(bench: &Bench) -> Outcome<String> {
     }
 }
 
-/// As many as there are: the bits of attention over all pages.
+/// All pages are selected: the results have the bits of attention over all pages.
 fn all_pages(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(bench, 4096, "", limit())?;
     let keep = PageLimits {
@@ -352,7 +352,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
     for (what, change) in changed {
         let (mut words, mut choice) = (sparse.job.words, sparse.choice());
         change(&mut words, &mut choice);
-        // SAFETY: refused.
+        // SAFETY: the call is refused and launches nothing.
         let refused = unsafe {
             sparse
                 .choosing
@@ -362,7 +362,7 @@ fn usage(bench: &Bench) -> Outcome<String> {
             return Err(format!("{what} is not refused"));
         }
     }
-    // SAFETY: refused.
+    // SAFETY: the call is refused and launches nothing.
     let refused = unsafe {
         let words = (2, 8, 1);
         sparse

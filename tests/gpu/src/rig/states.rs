@@ -1,5 +1,4 @@
-//! The queues' states between launches: made, taken to the host, drained or recovered there, and brought
-//! back.
+//! The queues' states between launches: made, copied to the host, drained or recovered there, and copied back.
 // UNSAFETY: states are viewed as atomics, and queues are attached by the addresses in their words.
 #![allow(unsafe_code)]
 
@@ -92,7 +91,7 @@ impl Rig<'_> {
                     state: state.as_ptr().addr() as u64,
                     ..*words
                 };
-                // SAFETY: host addresses of rings that live as long as this rig, and of the copy.
+                // SAFETY: the words have host addresses of rings that live as long as this rig, and of the copy.
                 let attached = unsafe { words.attach() };
                 let (memory, view) = attached.ok_or("impossible queue words")?;
                 // The state afterwards fits a group that owns the queue as well.
@@ -119,7 +118,7 @@ impl Rig<'_> {
                 state: state.as_ptr().addr() as u64,
                 ..*words
             };
-            // SAFETY: host addresses of rings that live as long as this rig, and of the copy.
+            // SAFETY: the words have host addresses of rings that live as long as this rig, and of the copy.
             let attached = unsafe { words.attach() };
             let (memory, view) = attached.ok_or("impossible queue words")?;
             if matches!(mode, Mode::Shared | Mode::Divergent) {
@@ -138,7 +137,7 @@ impl Rig<'_> {
         Ok(taken)
     }
 
-    /// Has the controller abort every command in flight; returns how many it says it aborted.
+    /// Has the controller abort every command in flight; returns how many it reports as aborted.
     pub fn abort(&mut self) -> Result<u32, String> {
         let mut aborted = 0;
         for (index, words) in self.words.iter().enumerate() {
@@ -153,7 +152,7 @@ impl Rig<'_> {
         Ok(aborted)
     }
 
-    /// Commands in flight on all queues, as the state says.
+    /// Returns the number of commands in flight on all queues, by the state.
     pub fn in_flight(&self) -> Result<u32, String> {
         let mut sum = 0;
         for (index, words) in self.words.iter().enumerate() {

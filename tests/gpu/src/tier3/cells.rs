@@ -1,4 +1,4 @@
-//! Mode x fault, wraps, sizes of queues: as the matrix of the other tiers.
+//! Mode x fault, wraps, sizes of queues, as in the matrix of the other tiers.
 
 use super::Stage;
 use super::controller::{Image, Model};
@@ -14,13 +14,12 @@ use nvme_host::cuda::RingShape;
 const QUEUES: u32 = 8;
 /// Least bytes of the medium, and of the data memory.
 pub const IMAGE: u64 = 8 << 20;
-/// How much later than otherwise a late completion comes, before the factor for slow tools.
+/// Delay of a late completion, before the factor for slow tools.
 const LATE_NS: u64 = 400_000_000;
 /// The longest life of a controller, in launches that take as long as one may.
 pub const LAUNCHES: u32 = 4;
 
-/// A fault and what it does to the driver. One without `every` strikes three times, or once when the controller dies
-/// of it.
+/// A fault and its effect on the driver. One without `every` strikes three times, or once if the controller dies of it.
 struct Fault {
     name: &'static str,
     kind: u32,
@@ -89,7 +88,7 @@ struct Cell {
     entries: u32,
     warps: u32,
     dstrd: u8,
-    /// What the counters pass during the run; without, they start at 0.
+    /// Number that the counters pass during the run; without it they start at 0.
     wrap: Option<u32>,
 }
 

@@ -43,7 +43,7 @@ pub struct Model {
     pub plan: Plan,
     /// Warps that serve I/O queues, 1 to `queues`.
     pub warps: u32,
-    /// After this time the kernel ends in any case.
+    /// Time after which the kernel ends in any case.
     pub timeout: Duration,
 }
 
@@ -90,12 +90,13 @@ fn text(error: nvme_host::Error) -> String {
 }
 
 impl<'i> Controller<'i> {
-    /// Its memory. [`start`](Self::start) launches it.
+    /// Allocates the controller's memory. [`start`](Self::start) launches it.
     pub fn new(image: &'i Image, model: Model) -> Result<Self, String> {
         let gpu = &image.gpu;
         let memory = |bytes| DeviceMemory::new(gpu, bytes).map_err(text);
         let bar = Reached::new(gpu, BAR_BYTES)?;
-        // SAFETY: the first of the two pages, which live as long as the registers; this block alone is used.
+        // SAFETY: the block is the first of the two pages, which live as long as the registers; nothing else accesses
+        // it.
         let registers = unsafe { RegisterBlock::from_raw(bar.pages.start(), 4096) };
         let medium = memory(model.image as usize)?;
         let words = (0..model.image / 8).map(|index| data_word(IMAGE_SEED, index));
@@ -126,7 +127,7 @@ impl<'i> Controller<'i> {
         &self.registers
     }
 
-    /// Launches the kernel, which may reach `memories` beside its own, and waits until it runs.
+    /// Launches the kernel, which may access `memories` besides its own, and waits until it runs.
     pub fn start(&mut self, memories: [Window; 2]) -> Result<(), String> {
         let model = &self.model;
         let args = Args {
@@ -184,11 +185,11 @@ impl<'i> Controller<'i> {
         Ok(())
     }
 
-    /// Ends the kernel; what its warps counted.
+    /// Ends the kernel; returns the counts of its warps.
     pub fn stop(&mut self) -> Result<Shared, String> {
         if self.runs {
             let stop = self.bar.pages.start().wrapping_add(STOP).cast::<u32>();
-            // SAFETY: inside our own pages; the kernel reads this word alone.
+            // SAFETY: the word is inside our own pages; the kernel only reads it.
             unsafe { stop.write_volatile(1) };
             finish(&self.stream);
             self.runs = false;
@@ -209,7 +210,7 @@ impl<'i> Controller<'i> {
 
 impl Drop for Controller<'_> {
     fn drop(&mut self) {
-        // Of what it counted nobody wants to know.
+        // The counts are not needed here.
         let _ = self.stop();
     }
 }

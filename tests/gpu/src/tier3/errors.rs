@@ -1,4 +1,4 @@
-//! What a controller refuses, and what each command does to the medium.
+//! Refusals of a controller, and the effect of each command on the medium.
 
 use super::Stage;
 use super::cells::{IMAGE, LAUNCHES};
@@ -257,7 +257,7 @@ fn ops(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
     }
 }
 
-/// Transfers of 3 to 256 pages, from odd places: one PRP, two, and lists.
+/// Transfers of 3 to 256 pages, from odd offsets: one PRP, two, and lists.
 fn lists(bench: &Bench, image: &Image, mode: Mode) -> Result<String, String> {
     let mut rig = rig(bench, image, IMAGE as usize + 8192)?;
     let mut seen = 0;

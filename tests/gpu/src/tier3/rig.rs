@@ -19,7 +19,7 @@ const CELLS: usize = 1 << 19;
 /// The driver's side is the GPU of `bench`; the controller's is that of the image.
 pub struct PeerRig<'b> {
     bench: &'b Bench,
-    // Stopped before the memory goes that it reaches.
+    // Dropped first: the controller must be stopped before the memory that it uses is freed.
     controller: Controller<'b>,
     queues: u32,
     rings: GpuRings,
@@ -55,7 +55,7 @@ impl<'b> PeerRig<'b> {
             ]
         };
         let gpu = &bench.gpu;
-        // The controller finds the memory of another GPU where that finds it.
+        // The controller uses the same addresses for the other GPU's memory as that GPU does.
         let rings = GpuRings::new(gpu, shape, |memory| Ok(Iova(memory.address())), bells);
         let memory = |bytes| DeviceMemory::new(gpu, bytes).map_err(text);
         let mut rig = Self {
@@ -83,12 +83,12 @@ impl<'b> PeerRig<'b> {
         Ok(rig)
     }
 
-    /// Ends the controller; what it counted.
+    /// Ends the controller; returns its counts.
     pub fn stop(&mut self) -> Result<Shared, String> {
         self.controller.stop()
     }
 
-    /// Every byte of the medium, once the controller has ended.
+    /// Returns every byte of the medium, once the controller has ended.
     pub fn medium(&self) -> Result<Vec<u8>, String> {
         self.controller.medium()
     }

@@ -20,7 +20,7 @@ const ENTRIES: u32 = 256;
 /// Threads of the simulator.
 const THREADS: usize = 12;
 
-/// What is measured: queues, commands in flight on each, blocks of each.
+/// Measured cases: number of queues, commands in flight on each, blocks of each command.
 const CASES: [(u32, u32, u32); 7] = [
     (1, 1, 1),
     (1, 255, 1),
@@ -46,7 +46,7 @@ fn commands(bench: &Bench, (queues, depth, _): (u32, u32, u32)) -> u64 {
     bench.commands.min(most)
 }
 
-/// Nanoseconds of one run of reads at random places.
+/// Measures the nanoseconds of one run of reads at random offsets.
 fn measure(
     bench: &Bench,
     rig: &mut impl Rigged,
@@ -66,7 +66,7 @@ fn measure(
     let report = rig.run(Mode::Warp.kernel(), grid, block, launch)?.report;
     match (report.completed == launch.commands, report.elapsed_ns()) {
         (false, _) => Err(format!("not every read succeeded: {report:?}")),
-        // The stand-in of CUDA has no clock: its rates are none.
+        // The stand-in of CUDA has no clock, so that it has no rates.
         (true, 0) => Ok(f64::NAN),
         (true, elapsed_ns) => Ok(elapsed_ns as f64),
     }
@@ -131,7 +131,7 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// As JSON, which has no infinity.
+/// Formats a number for JSON, which has no infinity.
 fn number(value: f64) -> String {
     match value.is_finite() {
         true => format!("{value:.4}"),

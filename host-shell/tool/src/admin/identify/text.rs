@@ -111,7 +111,7 @@ const NSFEAT: [Bit; 5] = [
     (nsfeat::OPTIMAL as u64, "NPWG, NPWA, NPDG, NPDA, NOWS"),
 ];
 
-/// Returns the members of `value`, which are those of `id`, as nvme-cli prints them.
+/// Returns the members of `value`, which come from `id`, in the form in which nvme-cli prints them.
 pub fn controller(mut value: Value, id: &IdentifyController) -> Value {
     in_hex(&mut value, &CONTROLLER_HEX);
     let [a, b, c] = id.ieee;
@@ -146,7 +146,7 @@ pub fn controller(mut value: Value, id: &IdentifyController) -> Value {
     value
 }
 
-/// Returns the members of `value`, which are those of `id`, as nvme-cli prints them.
+/// Returns the members of `value`, which come from `id`, in the form in which nvme-cli prints them.
 pub fn namespace(mut value: Value, id: &IdentifyNamespace) -> Value {
     in_hex(&mut value, &NAMESPACE_HEX);
     value["nsfeat"] = json!(hex::bits(id.nsfeat.into(), &NSFEAT));

@@ -8,7 +8,7 @@ use plotters_backend::{BackendColor, BackendStyle, BackendTextStyle, DrawingErro
 /// A bitmap whose text comes from a built-in font.
 pub struct LetteredBitmap<'a>(pub BitMapBackend<'a>);
 
-/// Pixels of a letter, at twice the font's own size for titles.
+/// Returns the pixels per pixel of a letter: titles have twice the font's size.
 fn scale(style: &impl BackendTextStyle) -> i32 {
     if style.size() >= 20.0 { 2 } else { 1 }
 }

@@ -185,7 +185,7 @@ fn draw_in<B: DrawingBackend>(
         .map_err(|error| error.to_string())?;
     for line in &picture.lines {
         let color = line.color;
-        // Points too: a line of one point is not seen.
+        // Few points are drawn as dots, too, because a line of one point is invisible.
         let dots = line.points.iter().filter(|_| line.points.len() < 20);
         chart
             .draw_series(dots.map(|point| Circle::new(*point, 3, color.filled())))
@@ -214,7 +214,7 @@ fn draw_in<B: DrawingBackend>(
         .map_err(|error| error.to_string())
 }
 
-/// Returns the y axis: all points are inside, with room around them.
+/// Returns the range of the y axis: it contains all points and some room around them.
 fn y_range(lines: &[ChartLine]) -> Range<f64> {
     let heights = || {
         let points = lines.iter().flat_map(|line| line.points.iter());

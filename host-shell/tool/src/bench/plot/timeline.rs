@@ -26,7 +26,7 @@ impl TimelinePlot<'_> {
         let end = spans.iter().map(|span| span.end_us).fold(0.0, f64::max);
         let ms = |us: f64| (us - begin.min(end)) / 1e3;
         let slots = spans.iter().map(|span| span.slot + 1).max().unwrap_or(0);
-        // From below: the buffers, the last one first; products; reads.
+        // Rows from the bottom: the buffers, the last one first; products; reads.
         let top = f64::from(slots) + 2.0;
         let share = self.trace.overlap().share() * 100.0;
         let caption = format!(

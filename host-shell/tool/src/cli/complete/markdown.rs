@@ -53,7 +53,7 @@ pub fn reference(mut root: Command) -> String {
     let global = root.get_arguments().filter(|arg| arg.is_global_set());
     text.extend(global.map(item));
     text.push_str(&common_options(&common));
-    // The command that describes an option first: later ones with the same words refer to it.
+    // The command that describes an option first: later commands with the same option and text refer to it.
     let mut described: BTreeMap<String, String> = BTreeMap::new();
     for (name, verb) in &verbs {
         text.push_str(&format!("\n## {name}\n\n"));

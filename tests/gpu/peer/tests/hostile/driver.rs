@@ -1,4 +1,4 @@
-//! The side of the driver: its memory, its rings, and the threads of the controller that it talks to.
+//! The driver's side: its memory, its rings, and the threads of the controller that it uses.
 // UNSAFETY: rings, doorbells and data are raw memory that the controller's threads share.
 #![allow(unsafe_code)]
 
@@ -18,7 +18,7 @@ pub fn memory(bytes: usize) -> u64 {
 }
 
 pub fn word32<'a>(at: u64) -> &'a AtomicU32 {
-    // SAFETY: inside leaked memory, which atomics alone touch.
+    // SAFETY: the address is inside leaked memory, which atomics alone touch.
     unsafe { &*std::ptr::with_exposed_provenance(at as usize) }
 }
 
@@ -27,7 +27,7 @@ pub fn word64<'a>(at: u64) -> &'a AtomicU64 {
     unsafe { &*std::ptr::with_exposed_provenance(at as usize) }
 }
 
-/// A ring pair as the driver has it.
+/// A pair of rings on the driver's side.
 pub struct Ring {
     pub sq: u64,
     pub cq: u64,
@@ -128,7 +128,7 @@ impl Peer {
             dstrd: 0,
             warps: warps + 1,
         };
-        // SAFETY: every address is leaked memory of that size.
+        // SAFETY: every address names leaked memory of the right size.
         let part = move |warp| unsafe { run(&args, warp) };
         let threads = (0..args.warps).map(|warp| std::thread::spawn(move || part(warp)));
         let mut peer = Self {
@@ -240,7 +240,7 @@ impl Drop for Peer {
     fn drop(&mut self) {
         self.write(STOP as u32, 1);
         for thread in self.threads.drain(..) {
-            // One that panicked has said why.
+            // The message of a thread that panicked was already printed.
             let _ = thread.join();
         }
     }

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const PAGE: usize = 4096;
-/// Pages of the driver's memory: admin rings, I/O rings, then data.
+/// Number of pages of the driver's memory: admin rings, I/O rings, then data.
 const PAGES: usize = 600;
 const BLOCKS: u64 = 4096;
 const NSID: Nsid = Nsid(1);
@@ -241,7 +241,7 @@ fn doorbells_that_no_queue_can_have_are_ignored() {
     word32(one.doorbells[0]).store(3, Ordering::Release);
     until(|| (peer.shared().bad_doorbells > 0).then_some(()));
     word32(one.doorbells[0]).store(0, Ordering::Release);
-    // A head past what was posted frees nothing.
+    // A head doorbell past the posted entries frees nothing.
     word32(one.doorbells[1]).store(2, Ordering::Release);
     for number in 0..2 {
         one.push(Sqe::new(opcode::FLUSH, NSID).with_cid(Cid(number)));
