@@ -1,6 +1,6 @@
-//! The commands: what each one checks and does, and the transfer of its data. A command gets the
-//! controller's state and a view of the driver's memory, and returns a status; queues and
-//! completions are in `engine`.
+//! The commands: the checks and the effect of each one, and the transfer of its data. A command
+//! receives the controller's state and a view of the driver's memory, and returns a status; queues
+//! and completions are in `engine`.
 
 pub(crate) mod admin;
 mod command_effects;

@@ -161,8 +161,8 @@ impl ControllerState {
         !self.pacing.is_none() || !self.faults.is_empty()
     }
 
-    /// Returns the size of an I/O queue's staging buffer: smaller where every store is in memory,
-    /// since only Compare and lists are staged there.
+    /// Returns the size of an I/O queue's staging buffer: smaller if every store is in memory, since only Compare and
+    /// lists are staged then.
     pub fn scratch_bytes(&self) -> usize {
         let in_memory = |one: &NamespaceImage| one.store.span().is_some();
         match self.namespaces.iter().all(in_memory) {

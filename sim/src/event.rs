@@ -29,7 +29,7 @@ impl EventFd {
         ready(self.fd(), PollFlags::IN, Duration::ZERO)
     }
 
-    /// Waits until it is signalled, at most `most`. True if it is.
+    /// Waits until it is signalled, at most `most`. Returns whether it is.
     pub fn wait(&self, most: Duration) -> bool {
         ready(self.fd(), PollFlags::IN, most)
     }

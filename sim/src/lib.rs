@@ -1,7 +1,7 @@
 //! A software NVMe controller for any driver.
 //!
-//! Here belongs what a controller does, and how it fails on request. Code of the driver never comes in, and
-//! nothing of this crate goes into the driver: both sides share the wire types alone.
+//! Here belongs the behaviour of a controller, and its failures on request. No code of the driver belongs here, and no
+//! code of this crate in the driver: the two sides share only the wire types.
 //!
 //! A [`Controller`] is made from a [`Config`] (or its text form, [`config::parse`]) and the memory
 //! that it may reach. The driver writes registers and doorbells as it would on a BAR; the

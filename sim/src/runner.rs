@@ -431,8 +431,8 @@ mod tests {
         }
     }
 
-    /// Format NVM and Sanitize while two threads write and read: every command ends, with success or with the
-    /// status of what is under way, and what was there before is gone at the end.
+    /// Format NVM and Sanitize run while two threads write and read: every command ends, with success or with the
+    /// status of the operation in progress, and at the end all earlier data is erased.
     #[test]
     fn erasing_under_load_loses_no_command() {
         let store = MemoryStore::new(64 << 20).unwrap();

@@ -1,5 +1,5 @@
 //! A small driver for the tests, written from the specification. It checks nothing itself: each
-//! test compares statuses, and the protocol auditor judges what both sides did.
+//! test compares statuses, and the protocol auditor checks what both sides did.
 //!
 //! The protocol auditor watches every test: see [`Driver::breaks`].
 
@@ -116,8 +116,8 @@ impl Driver {
     }
 
     /// Declares that the test violates these rules on purpose. When the driver is dropped, the
-    /// auditor must have found each of them and nothing else, apart from what the controller's
-    /// faults explain.
+    /// auditor must have found each of them and nothing else, apart from the rules that the
+    /// controller's faults break.
     pub fn breaks(&mut self, rules: &[Rule]) {
         self.breaks.extend(rules);
     }

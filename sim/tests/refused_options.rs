@@ -69,7 +69,7 @@ fn an_image_that_cannot_be_is_not_made() {
     assert!(!missing.1.is_empty() && !path.exists());
 }
 
-/// Each namespace of a file device has an image of its own beside the first.
+/// Each namespace of a file device has a separate image beside the first.
 #[test]
 fn namespaces_of_files_have_names_of_their_own() {
     let first = std::env::temp_dir().join(format!("nvme-sim-{}-many", std::process::id()));

@@ -1,4 +1,4 @@
-//! Stores by themselves: where they end, what they refuse, and what is said of it.
+//! Stores alone: their ends, their refusals, and the error messages.
 #![cfg(feature = "std")]
 
 use nvme_sim::{BlockStore, FileStore, MapError, MemoryStore, NullStore, StoreError};
@@ -21,10 +21,11 @@ impl Drop for Image {
     }
 }
 
-/// Bytes of each store: not a multiple of what it moves at once.
+/// Length of each store: not a multiple of the bytes that it moves at once.
 const BYTES: u64 = 200_000;
 
-/// Does `work` with a store of each kind; the second argument is whether it keeps what is written.
+/// Calls `work` with a store of each kind; the second argument is whether the store keeps written
+/// data.
 fn each(name: &str, work: impl Fn(&dyn BlockStore, bool)) {
     let image = Image::new(name);
     work(&MemoryStore::new(BYTES).unwrap(), true);

@@ -1,5 +1,5 @@
-//! The state that is kept of one controller: its queues, the commands in flight, and the memory
-//! that each of them may use until it completes.
+//! The auditor's state of one controller: its queues, the commands in flight, and the memory that
+//! each of them may use until it completes.
 
 use crate::buffers::{AddressRange, BufferMap};
 use crate::capabilities::ControllerCapabilities;
@@ -24,8 +24,8 @@ pub struct Auditor {
     pub(crate) page: u64,
     pub(crate) sqs: BTreeMap<u16, SqState>,
     pub(crate) cqs: BTreeMap<u16, CqState>,
-    /// Last value of each doorbell, by queue and side: a value that is reported again is not judged
-    /// again.
+    /// Last value of each doorbell, by queue and side: a value that is reported again is not
+    /// checked again.
     pub(crate) doorbells: BTreeMap<(u16, bool), u32>,
     pub(crate) buffers: BufferMap,
     owners: u64,
@@ -43,9 +43,9 @@ impl Auditor {
         Self::default()
     }
 
-    /// Takes what the controller reports about itself, at first and after each change. Without it,
-    /// commands, namespaces and data buffers are not judged, since every rule about them depends on
-    /// it.
+    /// Takes the controller's own description of its limits, at first and after each change.
+    /// Without it, commands, namespaces and data buffers are not checked, since every rule about
+    /// them depends on it.
     pub fn describe(&mut self, capabilities: ControllerCapabilities) {
         self.capabilities = Some(capabilities);
     }
@@ -87,8 +87,8 @@ impl Auditor {
     }
 
     /// True if the driver has used an identifier twice on queue `qid` or on the admin queue. A
-    /// completion then names either of two commands, so what the controller does with them cannot
-    /// be judged; the admin queue counts because it creates the others.
+    /// completion then names either of two commands, so that the controller's handling of them
+    /// cannot be checked; the admin queue counts because it creates the others.
     fn is_ambiguous(&self, qid: u16) -> bool {
         let mut queues = [0, qid].into_iter().filter_map(|qid| self.sqs.get(&qid));
         queues.any(|sq| sq.ambiguous)
@@ -117,8 +117,8 @@ impl Auditor {
         self.add_sq(0, asq.0, asq.1, 0);
     }
 
-    /// Records a doorbell value. True if it differs from the last one, which was judged when it was
-    /// first seen.
+    /// Records a doorbell value. Returns true if it differs from the last one, which was checked
+    /// when it was first seen.
     fn is_news(&mut self, qid: u16, is_head: bool, value: u32) -> bool {
         self.doorbells.insert((qid, is_head), value).unwrap_or(0) != value
     }

@@ -1,5 +1,5 @@
-//! The limits, commands and namespaces that a controller reports about itself: the auditor judges a
-//! command by these alone, so a command that the controller never offered is the driver's fault.
+//! The limits, commands and namespaces that a controller reports about itself: the auditor checks a command only by
+//! these, so that a command which the controller never offered is the driver's fault.
 
 use alloc::collections::BTreeMap;
 use nvme_spec::admin::{cns, opcode as admin};
@@ -146,8 +146,7 @@ impl ControllerCapabilities {
 
     /// True if the controller has reported support for the command.
     pub(crate) fn supports(&self, is_admin: bool, opcode: u8) -> bool {
-        // Vendor specific commands are outside the specification: only the driver and the vendor
-        // can judge them.
+        // Vendor specific commands are outside the specification, so that they cannot be checked.
         let vendor = if is_admin { 0xC0 } else { 0x80 };
         if opcode >= vendor {
             return true;

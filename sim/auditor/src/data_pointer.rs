@@ -10,14 +10,14 @@ use alloc::vec::Vec;
 use nvme_spec::sgl::{SglDescriptor, kind};
 use nvme_spec::{PageSize, Psdt, Sqe};
 
-/// Reads a word of memory as the device does; `None` where the device cannot read.
+/// Reads a word of memory as the device does; `None` if the device cannot read it.
 pub type Memory<'a> = &'a dyn Fn(u64) -> Option<u64>;
 
 /// Limit of the list words that are followed: more than any command of 65,536 blocks needs, and an
 /// end for lists that point at themselves.
 const MAX_WORDS: usize = 1 << 17;
 
-/// Words of a PRP or SGL list as they were when the command was fetched.
+/// Words of a PRP or SGL list at the time when the command was fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PointerList {
     /// Address of the first word.
@@ -54,8 +54,7 @@ pub struct PointerWalk {
     pub spans: Vec<AddressRange>,
     /// The lists.
     pub lists: Vec<PointerList>,
-    /// The rule that the data pointer violates, and the value that does; nothing behind it was
-    /// followed.
+    /// The violated rule, and the value that violates it; nothing behind that value was followed.
     pub violation: Option<(Rule, u64)>,
     followed: usize,
 }
@@ -147,7 +146,7 @@ impl PointerWalk {
     fn sgl(&mut self, words: [u64; 2], bytes: u64, memory: Memory<'_>) -> Step {
         let mut left = bytes;
         let descriptor = SglDescriptor::from_words(words);
-        // The segment that is read now: its address, its number of descriptors, and whether it is
+        // The segment that is being read: its address, its number of descriptors, and whether it is
         // the last.
         let mut segment: Option<(u64, u64, bool)> = None;
         match descriptor.kind() {

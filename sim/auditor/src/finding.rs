@@ -1,5 +1,5 @@
-//! The rules that the auditor checks, with the side that has to keep each of them and the place in
-//! the specification where it stands.
+//! The rules that the auditor checks, each with the side that has to obey it and its place in the
+//! specification.
 
 use core::fmt;
 

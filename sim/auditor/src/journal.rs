@@ -1,8 +1,8 @@
 //! Events that a queue of the driver records about itself (GPU traces, `--trace FILE`) as input.
-//! The rules judged are that each command is submitted once before it ends, and ends once.
+//! The checked rules are that each command is submitted once before it ends, and ends once.
 //!
-//! The driver writes these lines about itself, so rings, doorbells and memory, which only an
-//! outside observer can see, are not judged.
+//! The driver writes these lines about itself, so that rings, doorbells and memory, which only an
+//! outside observer can see, are not checked.
 
 use crate::finding::{Finding, Rule};
 use alloc::collections::BTreeSet;

@@ -1,13 +1,12 @@
 //! A protocol auditor: an observer passes it every doorbell, command and completion, and it reports what
 //! violates the specification.
 //!
-//! Here belong rules that the wire shows. Time, registers and the meaning of data do not: no observer passes them
-//! on.
+//! Here belong rules that can be checked on the wire. Time, registers and the meaning of data do not belong here: no
+//! observer reports them.
 //!
-//! It shares no logic with the driver or the simulator: it depends on `nvme-spec`, the wire
-//! types, alone, so a mistake of one side is no mistake of the auditor.
-//! It judges what is visible on the wire and keeps its own state of rings, phase tags, commands in
-//! flight and the memory they use; it never changes anything.
+//! It shares no logic with the driver or the simulator: it depends only on `nvme-spec`, the wire types, so that a
+//! mistake of one side is not repeated in the auditor. It checks what is visible on the wire and keeps its own state of
+//! rings, phase tags, commands in flight and the memory they use; it never changes anything.
 //!
 //! - [`Auditor`]: the state, and a method for each event.
 //! - [`Finding`]: a violation, with its [`Rule`] and its side.

@@ -1,5 +1,5 @@
-//! `nvme-auditor`: judges a log. Exit code 0 without a finding, 1 with findings, 2 for a log that
-//! cannot be read or holds no command.
+//! `nvme-auditor`: checks a log. Exit code 0 without a finding, 1 with findings, 2 for a log that cannot be read or
+//! holds no command.
 
 use nvme_auditor::{Finding, journal::DriverJournal, qemu::QemuTrace};
 use std::process::ExitCode;

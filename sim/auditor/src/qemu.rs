@@ -1,10 +1,10 @@
-//! The trace of QEMU's NVMe controller (`pci_nvme_*` events of its log) as input: it shows a driver
-//! under test against a controller that is not this simulator.
+//! The trace of QEMU's NVMe controller (`pci_nvme_*` events of its log) as input: it checks a
+//! driver against a controller that is not this simulator.
 //!
-//! The trace shows no entry as it is in memory. A command is its identifier, opcode, namespace and
-//! the memory that QEMU has mapped for it; a completion is its identifier and status. So phase
-//! tags, reported heads and PRP entries are not judged, and a completion counts from the moment it
-//! is queued. A log may hold one controller only: the events do not name theirs.
+//! The trace does not contain entries as they are in memory. A command is its identifier, opcode,
+//! namespace and the memory that QEMU has mapped for it; a completion is its identifier and status.
+//! So phase tags, reported heads and PRP entries are not checked, and a completion counts from the
+//! moment it is queued. A log may hold one controller only: the events do not name theirs.
 
 use crate::auditor::Auditor;
 use crate::capabilities::ControllerCapabilities;
@@ -13,7 +13,7 @@ use nvme_spec::admin::QUEUE_CONTIGUOUS;
 use nvme_spec::register::{Aqa, Cc};
 use nvme_spec::{Cid, Nsid, PageSize, Sqe};
 
-/// The events that are read, as QEMU's `-trace` takes them.
+/// The events that are read, with the names that QEMU's `-trace` takes.
 pub const EVENTS: [&str; 19] = [
     "pci_nvme_map_addr",
     "pci_nvme_io_cmd",
@@ -88,8 +88,8 @@ impl QemuTrace {
         }
         if EVENTS.contains(&event) {
             self.flush();
-            // A line without its numbers is incomplete, as at the end of a log that was cut:
-            // nothing can be judged.
+            // A line without its numbers is incomplete, as at the end of a log that was cut: it is
+            // ignored.
             let _ = self.event(event, rest);
         }
     }

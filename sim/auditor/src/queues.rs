@@ -34,10 +34,11 @@ pub(crate) struct SqState {
     pub fetched: u64,
     pub reported: u64,
     pub in_flight: BTreeMap<u16, InFlightCommand>,
-    /// Entries published and not fetched, as they were when the doorbell published them.
+    /// Entries published and not fetched, with their content at the time when the doorbell
+    /// published them.
     pub published: BTreeMap<u64, Sqe>,
-    /// The driver has reused an identifier in flight, so the controller's completions cannot be
-    /// judged.
+    /// True if the driver has reused an identifier in flight, so that the controller's completions
+    /// cannot be checked.
     pub ambiguous: bool,
 }
 
@@ -64,8 +65,8 @@ pub(crate) fn entry(ring: RingPositions, position: u64, memory: Memory<'_>) -> O
 }
 
 impl Auditor {
-    /// Adds a queue pair whose creation was not seen: address (`None` where it is unknown) and
-    /// entries of each ring.
+    /// Adds a queue pair whose creation was not seen: address (`None` if it is unknown) and entries
+    /// of each ring.
     pub fn add_pair(&mut self, qid: u16, sq: (Option<u64>, u32), cq: (Option<u64>, u32)) {
         self.add_cq(qid, cq.0, cq.1);
         self.add_sq(qid, sq.0, sq.1, qid);
@@ -177,7 +178,7 @@ impl Auditor {
         }
     }
 
-    /// Removes a submission queue with its commands. True if it existed.
+    /// Removes a submission queue with its commands. Returns true if it existed.
     pub(crate) fn remove_sq(&mut self, qid: u16) -> bool {
         let Some(sq) = self.sqs.remove(&qid) else {
             return false;

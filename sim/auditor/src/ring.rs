@@ -4,7 +4,7 @@
 /// A ring of `entries` entries, whose positions count from its creation and never decrease.
 #[derive(Clone, Copy, Debug)]
 pub struct RingPositions {
-    /// First address, where it is known and the ring is contiguous.
+    /// First address, if it is known and the ring is contiguous.
     pub base: Option<u64>,
     /// Number of entries, at least 1.
     pub entries: u32,

@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// Who maps the memfd finds each doorbell at its offset in BAR0.
+    /// A process that maps the memfd finds each doorbell at its offset in BAR0.
     #[cfg(all(feature = "std", target_os = "linux"))]
     #[test]
     fn shared_doorbells_lie_in_a_file_as_in_the_bar() {

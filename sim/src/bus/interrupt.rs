@@ -95,7 +95,7 @@ impl InterruptVectors {
         }
     }
 
-    /// Returns INTMS as it reads.
+    /// Returns the value of INTMS.
     pub fn mask(&self) -> u32 {
         self.mask.load(Ordering::Relaxed)
     }

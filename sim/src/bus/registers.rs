@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(registers.read(offset::CC), 1);
     }
 
-    /// CSTS.NSSRO is cleared by writing 1 to it, and by nothing else.
+    /// Only writing 1 to CSTS.NSSRO clears it.
     #[test]
     fn the_bit_of_a_subsystem_reset_goes_when_it_is_written() {
         let registers = PropertyRegisters::new(Cap(0), 1);

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 pub(crate) enum RingBase {
     /// Physically contiguous, from this address on.
     Contiguous(u64),
-    /// In pages of 1 << shift bytes, at any addresses (PC = 0).
+    /// The ring lies in pages of 1 << shift bytes, at any addresses (PC = 0).
     Pages { shift: u32, pages: Vec<u64> },
 }
 

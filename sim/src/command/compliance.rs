@@ -117,12 +117,12 @@ fn mandatory_log_pages_are_there_and_have_an_end() {
     assert_eq!(driver.admin(log(lid::FIRMWARE, 512, 4)), Ok(0));
 }
 
-/// A controller that is not one of NVMe over Fabrics knows none of its commands.
+/// A controller that is not one of NVMe over Fabrics does not know the commands of Fabrics.
 #[test]
 fn a_command_of_fabrics_is_an_invalid_opcode() {
     let mut driver = Driver::new(config());
     driver.breaks_anything();
-    let mut property_get = Sqe::new(0x7F, Nsid(4)); // Fabrics commands have their type in place of the NSID.
+    let mut property_get = Sqe::new(0x7F, Nsid(4)); // Fabrics commands have their type in the NSID field.
     assert_eq!(driver.admin(property_get), Err(Status::INVALID_OPCODE));
     property_get.cdw0 |= 1 << 14; // Fabrics commands have SGLs.
     assert_eq!(driver.admin(property_get), Err(Status::INVALID_OPCODE));

@@ -265,7 +265,7 @@ mod tests {
     use nvme_spec::{Lba, Nsid, Status, nvm};
     use std::vec::Vec;
 
-    /// More than the scratch buffer holds, so that it is filled several times.
+    /// More blocks than the scratch buffer holds, so that it is filled several times.
     const BLOCKS: u32 = 1000;
     const BYTES: usize = BLOCKS as usize * 512;
 

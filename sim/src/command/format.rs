@@ -24,7 +24,7 @@ pub(crate) fn format(
     if format >= FORMATS.len() || protection != 0 {
         return Err(Status::INVALID_FORMAT.into());
     }
-    // Every format erases the user data, so both erase settings are met by it. After a
+    // Every format erases the user data, so that both erase settings are fulfilled. After a
     // cryptographic erase the content of a block is undefined until it is written, and zeroes are a
     // valid choice.
     if erase > 2 {

@@ -225,8 +225,8 @@ mod tests {
         assert_eq!(supported.iter().filter(|byte| **byte != 0).count(), 9);
     }
 
-    /// Every page that LPA and the Supported Log Pages promise is there, and says what Identify, Get
-    /// Features and the commands themselves say.
+    /// Every page that LPA and the Supported Log Pages promise exists, and agrees with Identify, Get Features and the
+    /// commands themselves.
     #[test]
     fn every_promised_page_is_served_and_agrees_with_what_the_controller_does() {
         let mut driver = Driver::new(config());

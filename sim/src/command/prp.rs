@@ -100,7 +100,7 @@ mod tests {
 
     type Pieces = Result<Vec<(u64, usize)>, Status>;
 
-    /// Memory of which every word is mapped on its own.
+    /// Memory of which every word is a separate mapping.
     struct ListWords<'a>(&'a VecMemory);
 
     impl DmaGuard for ListWords<'_> {

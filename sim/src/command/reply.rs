@@ -18,8 +18,8 @@ pub(crate) struct CommandError {
 }
 
 impl From<Status> for CommandError {
-    /// Sets Do Not Retry: an admin command is rejected for what it says, so repeating it cannot
-    /// help.
+    /// Sets Do Not Retry: an admin command is rejected because of its own fields, so that repeating
+    /// it cannot help.
     fn from(status: Status) -> Self {
         Self {
             status: status.with_dnr(),

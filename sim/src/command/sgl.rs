@@ -224,7 +224,7 @@ mod tests {
         );
     }
 
-    /// The limit itself is allowed: 65,536 descriptors, all of them empty but the first.
+    /// The limit itself is allowed: 65,536 descriptors, all of them empty except the first.
     #[test]
     fn one_descriptor_more_than_the_limit_is_too_many() {
         let memory = VecMemory::new((MAX_DESCRIPTORS as usize + 1) * DESCRIPTOR_BYTES);

@@ -82,8 +82,8 @@ pub(crate) enum FaultOccasion {
     Sanitize,
 }
 
-/// Condition of a rule: the commands that it applies to. Without any condition: all commands of the
-/// I/O queues.
+/// Condition of a rule: the commands that it applies to. Without any condition it applies to all commands of the I/O
+/// queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCondition {
     /// The submission queue; `None` is every I/O queue, 0 the admin queue.

@@ -99,7 +99,7 @@ pub fn parse_for(text: &str, access: ImageAccess) -> Result<Config, ConfigError>
     Ok(config)
 }
 
-/// Returns the image files that `text` names, whether they exist or not; none for other places.
+/// Returns the image files that `text` names, whether they exist or not; none for other kinds of media.
 ///
 /// # Errors
 /// As [`parse`], except for errors of the images themselves.

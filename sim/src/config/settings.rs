@@ -94,7 +94,7 @@ pub struct Config {
     /// does.
     #[cfg(feature = "std")]
     pub created: Vec<std::path::PathBuf>,
-    /// True if a protocol auditor watches: see
+    /// True if a protocol auditor watches the controller: see
     /// [`Controller::findings`](crate::Controller::findings).
     pub audit: bool,
 }

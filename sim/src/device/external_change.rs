@@ -1,5 +1,5 @@
-//! Changes that another host makes to the device: those that are waiting, and their lasting
-//! effects.
+//! Changes that another host makes to the device: the pending ones, and the lasting effects of
+//! earlier ones.
 
 use crate::config::fault::ExternalChange;
 use crate::memory::SpinLock;
@@ -7,7 +7,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
-/// Serial number of a drive that took the place of the configured one.
+/// Serial number of a drive that replaced the configured one.
 const ANOTHER: &str = "SIM0REPLACED00000001";
 
 /// Changes by another host that are waiting, and the effects of those that were made.

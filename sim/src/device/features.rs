@@ -20,7 +20,7 @@ pub(crate) const WARNING_KELVINS: u16 = 343;
 pub(crate) struct FeatureInfo {
     fid: u8,
     pub saveable: bool,
-    /// The part of the subsystem that it belongs to, as a bit of [`effects`].
+    /// The part of the subsystem that the feature belongs to, as a bit of [`effects`].
     scope: u32,
 }
 

@@ -70,7 +70,7 @@ impl LogPages {
 
     /// Adds a command that ended with `status` to the error log.
     pub fn failed(&mut self, sqid: u16, sqe: &Sqe, status: Status) {
-        // The location of the invalid parameter is not known here: the entry says so by FFFFh.
+        // The location of the invalid parameter is not known here: FFFFh in the entry means that.
         let mut entry = self.entry(sqid, sqe.cid().0);
         entry.phase_status = status.0 << 1;
         entry.nsid = sqe.nsid;
@@ -250,7 +250,8 @@ mod tests {
         assert!(logs.errors[0].status().is(Status::LBA_OUT_OF_RANGE));
     }
 
-    /// Two pages belong to notices: reading the one lets the event of the other through, also when that came meanwhile.
+    /// Two pages belong to notices: reading one page unmasks the event of the other, also if that event was raised
+    /// meanwhile.
     #[test]
     fn an_event_that_comes_while_its_type_is_masked_is_kept() {
         let mut logs = LogPages::new();

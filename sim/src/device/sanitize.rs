@@ -48,7 +48,7 @@ pub(crate) struct SanitizeOperation {
     pub pass_bytes: u64,
     /// Bytes erased so far, over all passes.
     pub done: u64,
-    /// True if an injected fault makes it fail half way.
+    /// True if an injected fault makes the operation fail half way.
     pub fails: bool,
 }
 

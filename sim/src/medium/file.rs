@@ -219,14 +219,14 @@ mod tests {
         assert_eq!(bytes, [0; 4096]);
         store.read_at(0, &mut bytes).unwrap();
         assert_eq!(bytes, [7; 4096]);
-        // Not every file system can punch; where it can, the space is gone.
+        // Not every file system can punch holes; if this one can, the space is freed.
         if store.punch(4096, 4096) {
             assert!(std::fs::metadata(&path).unwrap().blocks() < before);
         }
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// A writer keeps everyone else out; readers keep writers out. A lock goes with its store.
+    /// A writer excludes everyone else; readers exclude writers. A lock ends with its store.
     #[test]
     fn an_image_has_one_writer_or_many_readers() {
         let path = path("locked");

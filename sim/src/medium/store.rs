@@ -200,8 +200,8 @@ impl BlockStore for NullStore {
     }
 }
 
-/// A store of any size for reading alone, without memory: its bytes follow from their address. So a drive of hundreds of
-/// gigabytes can be read, and what was read can be checked.
+/// A read-only store of any size, without memory: its bytes follow from their address. So a drive of hundreds of
+/// gigabytes can be read, and the data can be checked.
 #[derive(Clone, Copy, Debug)]
 pub struct GeneratedStore {
     bytes: u64,
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(store.zero(1, u64::MAX, false), Err(StoreError::OutOfBounds));
     }
 
-    /// Whatever the allocator's state: many sizes at once.
+    /// Many sizes are allocated at once, so that the result does not depend on the allocator's state.
     #[test]
     fn memory_has_its_pages_to_itself() {
         let sizes = [8, 512, 4096, 5000, 1 << 17, (1 << 17) + 8, 1 << 20];

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// Limit of the mappings that exist at the same time.
 pub(crate) const MAX_MAPPINGS: usize = 16_384;
 
-/// A mapping as the signal handler finds it; unused while `start` is 0. Its fields are atomics
+/// A mapping in the table of the signal handler; unused while `start` is 0. Its fields are atomics
 /// because the handler may interrupt any thread, which may hold any lock.
 struct MappingEntry {
     start: AtomicUsize,

@@ -1,5 +1,5 @@
-//! Memory of this process as DMA memory, at addresses that the user chooses. Also memory of other
-//! processes and of peers, once it is mapped or has an interface to be reached by.
+//! Memory of this process as DMA memory, at addresses that the user chooses. It also covers memory of other processes
+//! and of peers, once that is mapped or has an interface.
 
 use super::dma::{DmaGuard, DmaMemory, DmaRegion};
 #[cfg(target_os = "linux")]

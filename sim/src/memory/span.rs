@@ -19,7 +19,7 @@ pub trait PeerAccess: Send + Sync + core::fmt::Debug {
     /// Carries out `copies`, in any order. Returns when all bytes have arrived.
     ///
     /// # Safety
-    /// As for [`write`](Self::write), for each of them.
+    /// The conditions of [`write`](Self::write), for each copy.
     unsafe fn write_all(&self, copies: &[PeerCopy]) {
         for copy in copies {
             // SAFETY: the caller's ranges.

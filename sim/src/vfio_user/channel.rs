@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use std::vec::Vec;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Limit of the time for the rest of a message, in either direction.
+/// Limit of the time for the remaining bytes of a message, in either direction.
 const MESSAGE_TIME: Duration = Duration::from_secs(5);
 /// Interval at which a wait inside a message checks the clock.
 const TICK: Duration = Duration::from_millis(250);

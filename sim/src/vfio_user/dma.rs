@@ -1,5 +1,5 @@
-//! The client's memory: the ranges that the controller may reach, and the way to reach each of
-//! them: mapped here, copied from a read-only mapping, or by messages.
+//! The client's memory: the ranges that the controller may reach, and the access to each of them:
+//! mapped here, copied from a read-only mapping, or by messages.
 
 use super::requests::ClientRequests;
 use super::wire::{self, DmaMap, DmaUnmap};

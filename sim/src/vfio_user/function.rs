@@ -45,7 +45,7 @@ impl PciFunction {
         let table = (usize::from(vectors) * MSIX_ENTRY).next_multiple_of(4096);
         let pba = usize::from(vectors).div_ceil(64) * 8;
         let layout = BarLayout {
-            // At least the size that common drivers map without reading it first.
+            // The BAR has at least the size that common drivers map without reading it first.
             bar0: doorbells.next_power_of_two().max(16 << 10),
             bar4: (table + pba.next_multiple_of(4096)).next_power_of_two() as u64,
             vectors,

@@ -32,7 +32,7 @@ pub mod command {
     pub const DEVICE_GET_INFO: u16 = 4;
     /// Size, flags and mappable areas of a region.
     pub const DEVICE_GET_REGION_INFO: u16 = 5;
-    /// Descriptors that are signalled in place of writes to a region.
+    /// Returns descriptors that are signalled as a replacement for writes to a region.
     pub const DEVICE_GET_REGION_IO_FDS: u16 = 6;
     /// Number and abilities of an interrupt type.
     pub const DEVICE_GET_IRQ_INFO: u16 = 7;
@@ -56,7 +56,7 @@ pub mod command {
     pub const DEVICE_FEATURE: u16 = 16;
 }
 
-/// Bits 0 to 3 of [`MessageHeader::flags`]: what the message is.
+/// Bits 0 to 3 of [`MessageHeader::flags`]: the type of the message.
 pub const TYPE_MASK: u32 = 0xF;
 /// [`MessageHeader::flags`]: a command.
 pub const COMMAND: u32 = 0;
@@ -134,12 +134,12 @@ pub struct PeerCapabilities {
     pub write_multiple: Option<bool>,
 }
 
-/// [`DmaMap::flags`]: the device may read.
+/// Flag of [`DmaMap::flags`]: the device may read.
 pub const DMA_READABLE: u32 = 1 << 0;
-/// [`DmaMap::flags`]: the device may write.
+/// Flag of [`DmaMap::flags`]: the device may write.
 pub const DMA_WRITABLE: u32 = 1 << 1;
 
-/// Payload of DMA_MAP. At most one descriptor comes with it.
+/// Payload of DMA_MAP. At most one descriptor is sent with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaMap {
@@ -156,9 +156,9 @@ pub struct DmaMap {
 }
 const _: () = assert!(size_of::<DmaMap>() == 32);
 
-/// [`DmaUnmap::flags`]: wants a bitmap of dirty pages (older revisions).
+/// Flag of [`DmaUnmap::flags`]: asks for a bitmap of dirty pages (older revisions).
 pub const UNMAP_DIRTY_BITMAP: u32 = 1 << 0;
-/// [`DmaUnmap::flags`]: everything; address and size are 0.
+/// Flag of [`DmaUnmap::flags`]: unmaps everything; address and size are 0.
 pub const UNMAP_ALL: u32 = 1 << 1;
 
 /// Payload of DMA_UNMAP and of its reply.
@@ -212,13 +212,13 @@ pub mod region {
     pub const COUNT: u32 = 9;
 }
 
-/// [`RegionInfo::flags`]: can be read.
+/// Flag of [`RegionInfo::flags`]: the region can be read.
 pub const REGION_READABLE: u32 = 1 << 0;
-/// [`RegionInfo::flags`]: can be written.
+/// Flag of [`RegionInfo::flags`]: the region can be written.
 pub const REGION_WRITABLE: u32 = 1 << 1;
-/// [`RegionInfo::flags`]: the descriptor that comes along can be mapped.
+/// Flag of [`RegionInfo::flags`]: the descriptor that is sent with the reply can be mapped.
 pub const REGION_MMAP: u32 = 1 << 2;
-/// [`RegionInfo::flags`]: capabilities begin at `cap_offset`.
+/// Flag of [`RegionInfo::flags`]: capabilities begin at `cap_offset`.
 pub const REGION_CAPS: u32 = 1 << 3;
 
 /// Payload of DEVICE_GET_REGION_INFO and the start of its reply's.
@@ -296,9 +296,9 @@ pub struct RegionIoFds {
 }
 const _: () = assert!(size_of::<RegionIoFds>() == 16);
 
-/// [`IoEventFd::kind`]: the descriptor is signalled, the value written is lost.
+/// Value of [`IoEventFd::kind`]: the descriptor is signalled, the written value is lost.
 pub const IO_EVENTFD: u32 = 0;
-/// [`IoEventFd::kind`]: the value is stored in memory, then the descriptor is signalled.
+/// Value of [`IoEventFd::kind`]: the value is stored in memory, then the descriptor is signalled.
 pub const IO_EVENTFD_SHADOW: u32 = 2;
 
 /// A sub-region whose writes can be made through eventfds.
@@ -340,13 +340,13 @@ pub mod irq {
     pub const COUNT: u32 = 5;
 }
 
-/// [`IrqInfo::flags`]: signals event descriptors.
+/// Flag of [`IrqInfo::flags`]: the interrupt signals event descriptors.
 pub const IRQ_EVENTFD: u32 = 1 << 0;
-/// [`IrqInfo::flags`]: can be masked.
+/// Flag of [`IrqInfo::flags`]: the interrupt can be masked.
 pub const IRQ_MASKABLE: u32 = 1 << 1;
-/// [`IrqInfo::flags`]: masks itself when it fires.
+/// Flag of [`IrqInfo::flags`]: the interrupt masks itself when it fires.
 pub const IRQ_AUTOMASKED: u32 = 1 << 2;
-/// [`IrqInfo::flags`]: armed as a set.
+/// Flag of [`IrqInfo::flags`]: the interrupts are armed as a set.
 pub const IRQ_NORESIZE: u32 = 1 << 3;
 
 /// Payload of DEVICE_GET_IRQ_INFO and of its reply.
@@ -364,17 +364,18 @@ pub struct IrqInfo {
 }
 const _: () = assert!(size_of::<IrqInfo>() == 16);
 
-/// [`IrqSet::flags`]: no data; the action is done for all of `count`.
+/// Flag of [`IrqSet::flags`]: there is no data; the action applies to all `count` interrupts.
 pub const SET_DATA_NONE: u32 = 1 << 0;
-/// [`IrqSet::flags`]: one byte per interrupt, the action is done where it is not 0.
+/// Flag of [`IrqSet::flags`]: there is one byte per interrupt, and the action applies to those whose byte is not 0.
 pub const SET_DATA_BOOL: u32 = 1 << 1;
-/// [`IrqSet::flags`]: a descriptor per interrupt comes along; none disarms them.
+/// Flag of [`IrqSet::flags`]: a descriptor per interrupt is sent with the message; without descriptors they are
+/// disarmed.
 pub const SET_DATA_EVENTFD: u32 = 1 << 2;
 /// [`IrqSet::flags`]: masks.
 pub const SET_MASK: u32 = 1 << 3;
-/// [`IrqSet::flags`]: unmasks.
+/// Flag of [`IrqSet::flags`]: unmasks.
 pub const SET_UNMASK: u32 = 1 << 4;
-/// [`IrqSet::flags`]: triggers, or arms with [`SET_DATA_EVENTFD`].
+/// Flag of [`IrqSet::flags`]: triggers, or arms with [`SET_DATA_EVENTFD`].
 pub const SET_TRIGGER: u32 = 1 << 5;
 
 /// Payload of DEVICE_SET_IRQS; the bytes of [`SET_DATA_BOOL`] follow.
@@ -412,7 +413,7 @@ const _: () = assert!(size_of::<RegionAccess>() == 16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SmallWrite {
-    /// Place of the write; `count` is at most 8.
+    /// Location of the write; `count` is at most 8.
     pub access: RegionAccess,
     /// The bytes written: the first `count` of them.
     pub data: [u8; 8],

@@ -43,7 +43,7 @@ fn impossible_doorbells_are_refused_and_reported_once() {
     assert!(!cq.take_head(u32::MAX));
     assert!(cq.take_head(2));
     assert_eq!(cq.head, 2);
-    // Three entries to give back, the last of them at index 3: there is no index 4.
+    // Three entries are to be released, the last of them at index 3: there is no index 4.
     (cq.head, cq.tail) = (1, 0);
     assert!(!cq.take_head(4));
     assert_eq!(cq.head, 1);
@@ -70,7 +70,7 @@ fn a_ring_in_pages_splits_at_page_ends() {
     assert_eq!(ring.run(64, 50), (0x3000, 36));
 }
 
-/// Ranges that are announced for copying where memory cannot be mapped: each whole ring, and nothing else.
+/// Ranges that are announced for copying if memory cannot be mapped: each whole ring, and nothing else.
 #[test]
 fn a_ring_settles_last_as_a_whole() {
     #[derive(Default)]

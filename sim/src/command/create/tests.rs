@@ -171,13 +171,13 @@ fn queues_at_the_limits_are_created() {
     assert_eq!(driver.admin(cq), Ok(0));
     let sq = admin::create_io_sq(sized(2, 2), Qid(2));
     assert_eq!(driver.admin(sq), Ok(0));
-    // IEN = 0: the vector means nothing.
+    // With IEN = 0 the vector is ignored.
     let mut polled = admin::create_io_cq(sized(3, 16), None);
     polled.cdw11 |= 999 << 16;
     assert_eq!(driver.admin(polled), Ok(0));
 }
 
-/// The list of a ring of four pages: where it begins in its page decides what its entries are.
+/// The list of a ring of four pages: the list's offset in its page decides which entry is a chain pointer.
 ///
 /// NVMe Base 2.0c, 4.1.1: the last entry of a list page leads on only when more entries follow than
 /// one.
@@ -257,7 +257,7 @@ fn a_bad_entry_in_the_list_of_a_ring_is_refused() {
     }
 }
 
-/// Abort and Delete in one batch: the command ends once, as what the first of them made of it.
+/// Abort and Delete are in one batch: the command ends once, with the status of whichever comes first.
 #[test]
 fn a_command_that_was_aborted_stays_so_when_its_queue_goes() {
     let mut config = config();

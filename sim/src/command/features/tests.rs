@@ -200,7 +200,7 @@ fn a_threshold_below_the_temperature_raises_the_event_that_was_asked_for() {
     );
 }
 
-/// There is one power state. The workload hint is kept beside it.
+/// There is only one power state. The workload hint is stored beside it.
 #[test]
 fn only_the_power_state_that_there_is_can_be_entered() {
     let mut driver = Driver::new(config());
@@ -226,8 +226,8 @@ fn the_write_cache_goes_off_and_on() {
     }
 }
 
-/// NVMe Base 2.0c, 5.27.1 and "Feature Values": what was saved is the value after a controller level
-/// reset and after a loss of power; what was not is gone.
+/// NVMe Base 2.0c, 5.27.1 and "Feature Values": a saved value survives a controller level reset and a loss of power; a
+/// value that was not saved is lost.
 #[test]
 fn saved_values_outlive_resets_and_losses_of_power() {
     let mut driver = Driver::new(config());

@@ -94,7 +94,7 @@ fn every_action_erases_every_namespace() {
         assert_eq!(driver.controller.unflushed_bytes(), 0);
         write(&mut driver, 0, 1);
         assert!(!status(&mut driver).is_global_data_erased());
-        // What was in the cache before does not come back with the loss of power.
+        // Data that was in the cache before is not restored by the loss of power.
         driver.controller.power_cut();
         driver.enable();
         driver.create_pair(1);
@@ -104,7 +104,7 @@ fn every_action_erases_every_namespace() {
 
 #[test]
 fn an_overwrite_leaves_its_pattern_where_nothing_is_deallocated() {
-    // Passes, inverted between them: the last one leaves the pattern that was given.
+    // With inversion between the passes, the last pass leaves the pattern that was given.
     for (passes, invert) in [(1, false), (1, true), (2, true), (3, true), (16, false)] {
         let mut driver = Driver::with_queue(config());
         let sqe = admin::sanitize(Fields {
@@ -124,7 +124,7 @@ fn an_overwrite_leaves_its_pattern_where_nothing_is_deallocated() {
             assert_eq!(bytes, [1, 2, 3, 4].repeat(128), "{passes} {invert}");
         }
     }
-    // Half way through the second of two inverted passes, both are seen.
+    // Half way through the second of two inverted passes, blocks of both patterns are read.
     let mut driver = Driver::new(timed(10));
     let two = Fields {
         passes: 2,
@@ -274,7 +274,7 @@ fn it_goes_on_through_resets_and_losses_of_power() {
         );
         assert_eq!(read(&mut driver, 2047), Err(Status::SANITIZE_IN_PROGRESS));
     }
-    // Its end is an event for the controller as it is then.
+    // The end of the operation is an event for the controller in its state at that time.
     let request = driver.push(0, admin::async_event_request());
     driver.ring(0);
     driver.step();
@@ -377,7 +377,7 @@ fn a_restricted_failure_is_left_by_a_restricted_success_alone() {
     driver.step();
     assert_eq!(status(&mut driver).state(), sanitize_state::SUCCESS);
     assert_eq!(read(&mut driver, 0), Ok([0; 512].into()));
-    // Without a failure, leaving it changes nothing.
+    // Without a failure, leaving the failure mode changes nothing.
     assert_eq!(driver.admin(start(SanitizeAction::ExitFailureMode)), Ok(0));
     assert_eq!(status(&mut driver).state(), sanitize_state::SUCCESS);
 }
@@ -403,7 +403,7 @@ fn what_cannot_be_started_is_refused_and_changes_nothing() {
     assert!(read(&mut driver, 3).is_ok());
 }
 
-/// Commands that wait for their time when the operation starts meet it.
+/// Commands that wait for their latency when the operation starts are completed or aborted.
 #[test]
 fn commands_under_way_are_completed_or_aborted_and_none_is_lost() {
     let mut config = timed(1);

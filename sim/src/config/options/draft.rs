@@ -29,7 +29,7 @@ pub enum ImageAccess {
 
 pub(super) type AnyStore = Box<dyn BlockStore + Send + Sync>;
 
-/// Values of the options before anything is made of them.
+/// Values of the options before anything is created from them.
 pub(super) struct ConfigDraft {
     pub config: Config,
     pub size: Option<u64>,

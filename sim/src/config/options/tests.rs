@@ -47,7 +47,7 @@ fn a_latency_is_the_reads_and_leaves_the_rest_of_the_profile() {
     };
     assert_eq!(profile("mem?latency=20us"), only);
     let gen5 = profile("mem?latency=35us&profile=nvme-gen5");
-    // Half the latency with half as many at a time: the same rate.
+    // Half the latency with half as many commands at a time gives the same rate.
     assert_eq!((gen5.read_ns, gen5.parallelism), (35_000, 135));
     assert_eq!(gen5.bytes_per_us, LatencyProfile::NVME_GEN5.bytes_per_us);
     assert_eq!(profile("mem?latency=0ns"), LatencyProfile::NONE);
@@ -97,7 +97,7 @@ fn a_file_is_created_only_when_missing_and_sized() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// Every field of a configuration that an option sets.
+/// Returns a text of every field of a configuration that an option sets.
 fn told(config: &Config) -> String {
     let Config {
         max_queues,
@@ -145,7 +145,7 @@ fn told(config: &Config) -> String {
     )
 }
 
-/// What the help calls the default is it, and another value is another configuration.
+/// The default in the help is the real one, and another value gives another configuration.
 #[test]
 fn the_defaults_of_the_table_are_those_of_the_code() {
     let plain = told(&parse("null").unwrap());
@@ -207,7 +207,7 @@ fn a_generated_device_is_for_reading_only() {
     }
 }
 
-/// Every fault that there is can be asked for, and asks for what its name says.
+/// Every fault has a text form, and that form gives the fault with its name.
 #[test]
 fn the_table_has_every_fault() {
     let named = |fault: Fault| match fault {
@@ -339,7 +339,7 @@ fn what_cannot_be_meant_is_refused_with_its_reason() {
         assert_eq!(error.option, option, "{text}: {error}");
         assert!(error.why.contains(says), "{text}: {error}");
     }
-    // In any order, and as often as there is something to say.
+    // Conditions may be in any order, and `fault` may be repeated.
     let text =
         "null?fault=drop@qid=0,op=identify&fault=delay:1ms@op=0x2&queues=2&fault=drop@qid=2,p=1";
     let rules = parse(text).unwrap().faults.rules;
@@ -362,7 +362,7 @@ fn a_size_and_a_time_have_the_grammar_of_the_tool() {
     assert_eq!((config.sanitize_ns, config.threads), (2_000_000_000, 3));
 }
 
-/// A folder of its own, which is gone when the test is over.
+/// A folder with a unique name, removed at the end of the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -438,7 +438,7 @@ fn what_is_refused_leaves_no_image_behind() {
         why.why.contains("free in") && why.why.contains("smaller"),
         "{why}"
     );
-    // The third image is in the way: the first two, which were made before, go again.
+    // The third image cannot be created: the first two, which were created before, are removed again.
     std::fs::write(folder.0.join("new.3"), [0; 5000]).unwrap();
     assert!(parse(&folder.text("new", "?size=8KiB&ns=3")).is_err());
     assert_eq!(folder.files(), ["new.3"]);
@@ -478,13 +478,13 @@ fn reading_creates_nothing_and_shares_the_image() {
     let error = reading("").err().expect("it is in use");
     assert_eq!(error.errno, Some(libc::EBUSY));
     drop(writer);
-    // One device, one image twice: by a link, as two namespaces.
+    // One device has one image twice: by a link, as two namespaces.
     std::os::unix::fs::symlink(folder.0.join("image"), folder.0.join("image.2")).unwrap();
     let error = parse(&folder.text("image", "?ns=2")).err().expect("twice");
     assert_eq!(error.errno, Some(libc::EBUSY));
 }
 
-/// docs/simulator.md has the tables as they are in the code; `NVME_WRITE_DOCS=1` writes them.
+/// docs/simulator.md has the same tables as the code; `NVME_WRITE_DOCS=1` writes them.
 #[test]
 fn the_documentation_has_the_tables() {
     const BEGIN: &str = "<!-- tables: begin -->\n";

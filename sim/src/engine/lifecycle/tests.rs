@@ -62,7 +62,7 @@ fn impossible_configurations_are_fatal_until_reset() {
     assert!(driver.csts().cfs(), "an admin queue of one entry");
 }
 
-/// Found by fuzzing: the shutdown took the place of the reset, and RDY stayed 1 for ever.
+/// Found by fuzzing: the shutdown replaced the reset, and RDY stayed 1 for ever.
 #[test]
 fn a_shutdown_request_does_not_stop_a_reset() {
     let driver = enabled_with_a_delay_of_1000();
@@ -186,7 +186,7 @@ fn registers_survive_any_access() {
     assert_eq!(driver.controller.read32(offset::VS), 0x0002_0000);
 }
 
-/// A step that comes late finds every transition that was due before it.
+/// A late step executes every transition that was due before it.
 #[test]
 fn a_transition_is_over_at_the_next_step_however_late() {
     let driver = enabled_with_a_delay_of_1000();
@@ -216,7 +216,7 @@ fn a_power_cut_without_a_shutdown_is_counted() {
     assert_eq!(unsafe_shutdowns(0), (first.0 + 2, 2));
 }
 
-/// A queue whose commands wait holds no more of them than it has entries, whatever makes them wait.
+/// A queue holds at most as many delayed commands as it has entries, whatever delays them.
 #[test]
 fn commands_that_wait_are_bounded_by_their_queue() {
     const MS: u64 = 1_000_000;
@@ -244,7 +244,7 @@ fn commands_that_wait_are_bounded_by_their_queue() {
             driver.step();
         }
         assert_eq!(driver.peek(1), None);
-        // All that was fetched at first ends at once; the rest is fetched, and begins, only now.
+        // All commands that were fetched first end at once; only now are the others fetched, and begin.
         let mut done_by = |now| {
             driver.now_ns = now;
             let mut count = 0;
@@ -322,7 +322,7 @@ fn a_function_reset_forgets_the_registers_and_keeps_the_data() {
     assert_eq!(driver.bytes(DATA, 512), [9; 512]);
 }
 
-/// A controller that left the bus sees no reset; back in its slot it can be reset and used again.
+/// A controller that left the bus does not see a reset; after it was plugged in again it can be reset and used.
 #[test]
 fn a_controller_that_is_plugged_in_again_works_after_a_reset() {
     let mut driver = Driver::with_queue(config());

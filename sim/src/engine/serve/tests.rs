@@ -95,7 +95,7 @@ fn an_echo_comes_later_and_so_do_late_data() {
     assert_eq!(driver.drain(1), [], "it has completed before");
 }
 
-/// An echo to come takes no room from commands: one after the other completes in the smallest queue.
+/// A pending echo takes no room from commands: one after the other completes in the smallest queue.
 #[test]
 fn echoes_to_come_hold_nothing_up() {
     let mut config = config();
@@ -119,7 +119,7 @@ fn flipped_bits_make_a_stale_identifier() {
     assert_eq!(cids, [0, 0x1001, 2]);
 }
 
-/// An Abort says that it did, and the command completes all the same.
+/// The Abort reports success, but the command completes nevertheless.
 #[test]
 fn a_stubborn_command_survives_its_abort() {
     let mut driver = with(Fault::Stubborn(10_000), 1);
@@ -186,7 +186,7 @@ fn fatal_faults_stop_everything() {
 fn a_full_completion_queue_stops_fetching_until_its_head_moves() {
     let mut driver = Driver::with_queue(config());
     driver.breaks(&[Rule::BufferShared]);
-    // A second submission queue on the same completion queue makes more work than it holds.
+    // Two submission queues on one completion queue have more commands than it has entries.
     let sq = admin::create_io_sq(Driver::params(2, sq_at(2)), nvme_spec::Qid(1));
     assert_eq!(driver.admin(sq), Ok(0));
     for qid in [1, 2] {
@@ -260,7 +260,7 @@ fn impossible_doorbells_are_events_and_change_nothing() {
     assert!(driver.csts().rdy() && !driver.csts().cfs());
 }
 
-/// A thread saw work in the queue, and comes when it was deleted: nothing was written to its doorbell since.
+/// A thread saw work in a queue that was deleted before it took the lock: its doorbell was not written since.
 #[test]
 fn a_queue_that_was_deleted_meanwhile_is_no_event() {
     let mut driver = Driver::with_queue(config());

@@ -1,4 +1,4 @@
-//! The controller through the socket: a driver of a few lines in memory that it shares.
+//! The controller through the socket: a small driver whose memory is shared with it.
 
 use super::*;
 use crate::config::settings::NamespaceConfig;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-/// Where the driver's memory lies for the controller.
+/// Address of the driver's memory for the controller.
 pub const BASE: u64 = 0x10_0000;
-/// Bytes of it: submission queue, completion queue, data.
+/// Length of that memory: submission queue, completion queue, data.
 pub const BYTES: u64 = 128 << 10;
 const ENTRIES: u32 = 16;
 const CQ: u64 = 0x1000;
@@ -200,7 +200,7 @@ fn every_kind_of_reset_stops_the_controller_and_it_can_be_enabled_again() {
             guest.word(CQ + at).store(0, Ordering::Relaxed);
         }
     }
-    // The queues are out of reach now: a fatal status and nothing else.
+    // The controller cannot reach the queues now: a fatal status is the only effect.
     guest.submit(identify());
     let started = Instant::now();
     while !Csts(client.read32(0, offset::CSTS.into())).cfs() {
@@ -287,8 +287,8 @@ fn a_client_that_shortens_its_memory_is_put_out_and_the_server_lives() {
         error: 0,
     };
     let mut client = loop {
-        // The controller notices when it looks, the server with the next message. What the server does
-        // not read any more makes sending, or this side's reading, an error.
+        // The controller notices at its next look, the server at the next message. Sending a message that the server
+        // does not read any more, or reading here, is then an error.
         let asked = [(); 2].map(|()| client.try_put(question, &[], &[]).is_ok());
         let read = client.socket.read(&mut [0]).map_err(|error| error.kind());
         if !asked[1] || !matches!(read, Err(ErrorKind::WouldBlock | ErrorKind::Interrupted)) {

@@ -154,7 +154,7 @@ fn unmapping_takes_whole_ranges() {
         let refused = client.unmap(flags, address, size);
         assert_eq!(refused, Err(errno), "{flags} {address:x} {size:x}");
     }
-    // One message may cover several ranges: a client's IOMMU invalidates more than it has mapped.
+    // One message may cover several ranges: a client's IOMMU invalidates more than was mapped.
     assert_eq!(client.unmap(0, 0, 0x4000), Ok(()));
     assert_eq!(client.unmap(0, 0x1000, 0x1000), Err(libc::ENOENT));
     assert_eq!(client.unmap(wire::UNMAP_ALL, 0, 0), Ok(()));
@@ -175,7 +175,7 @@ struct RemoteMemory<'a> {
 }
 
 impl RemoteMemory<'_> {
-    /// Answers the next request, or says what else came.
+    /// Answers the next request; panics if another message arrives.
     fn answer(&mut self) {
         let (header, body, _) = self.client.take();
         assert_eq!(header.flags, wire::COMMAND);
@@ -332,7 +332,7 @@ fn memory_given_for_reading_is_read_and_never_written() {
     assert!(!copy.is_lost());
 }
 
-/// A reply has to be about the bytes that were asked for, with all of them and no more: no command is taken from it.
+/// A reply has to contain exactly the bytes that were requested: otherwise no command is taken from it.
 #[test]
 fn a_reply_about_other_bytes_ends_the_access() {
     let served = ServeOutcome::simple();

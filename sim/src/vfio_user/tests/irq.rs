@@ -32,7 +32,7 @@ fn set(client: &mut Client, set: Set, data: &[u8], events: &[&EventFd]) -> i32 {
     }
 }
 
-/// Whether the event was signalled since the last time.
+/// Returns whether the event was signalled since the last call.
 fn fired(event: &EventFd) -> bool {
     let fired = event.is_signalled();
     event.clear();
@@ -64,7 +64,8 @@ fn vectors_are_armed_triggered_masked_and_disarmed() {
         0
     );
     assert!(!fired(one) && fired(two));
-    // What comes while a vector is masked is pending, and fires once when it is unmasked.
+    // An interrupt that is raised while its vector is masked is pending, and fires once when it is
+    // unmasked.
     assert_eq!(
         set(&mut client, (irq::MSIX, NONE | MASK, 4, 1), &[], &[]),
         0
@@ -184,7 +185,7 @@ fn the_pin_masks_itself_and_is_asserted_again_while_its_cause_lasts() {
     );
     assert!(!fired(&event));
     assert_eq!(client.read(7, 6, 1).unwrap()[0] & 8, 0);
-    // INTMS and the command register hold it back; clearing them lets it through.
+    // INTMS and the command register hold the interrupt back; clearing them lets it through.
     client.write32(nvme_spec::register::offset::INTMS, 1);
     driver.submit(controller::identify());
     driver.wait(3);

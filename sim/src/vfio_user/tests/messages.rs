@@ -184,7 +184,7 @@ fn accesses_stay_inside_their_region() {
         assert_eq!(client.write(index, 0, &[0; 4]), Err(INVAL));
     }
     assert_eq!(client.read(region::BAR0, 0, (1 << 20) + 1), Err(INVAL));
-    // A write that says more than it brings.
+    // A write whose count is larger than its data.
     let access = wire::RegionAccess {
         offset: 0,
         region: 0,

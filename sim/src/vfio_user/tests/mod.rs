@@ -1,4 +1,4 @@
-//! A client of a few lines, and what it sees of the server.
+//! A small client, and the server's answers to it.
 
 mod controller;
 mod dma;
@@ -28,7 +28,7 @@ use std::vec::Vec;
 use std::{format, vec};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A server in a thread of its own.
+/// A server that runs in a thread.
 struct ServeOutcome {
     path: PathBuf,
     stopper: Stopper,
@@ -92,7 +92,7 @@ impl ServeOutcome {
         }
     }
 
-    /// Ends the server; how its clients left.
+    /// Ends the server; returns how its clients left.
     fn stop(mut self) -> Vec<ClientExit> {
         self.stopper.stop();
         self.thread.take().unwrap().join().expect("the server")
@@ -129,13 +129,13 @@ impl std::ops::DerefMut for Held {
     }
 }
 
-/// What a command was answered with: the body and descriptors, or the errno.
+/// Answer to a command: the body and descriptors, or the errno.
 type Answered = Result<(Vec<u8>, Vec<OwnedFd>), i32>;
 
 /// The client's end.
 struct Client {
     socket: UnixStream,
-    /// What came behind the last message.
+    /// Bytes received behind the last message.
     rest: Vec<u8>,
     next_id: u16,
 }

@@ -1,4 +1,4 @@
-//! Media that fail, media that keep nothing, and more damage than is remembered.
+//! Media that fail, media that keep nothing, and more damage than the controller can record.
 
 use crate::config::settings::NamespaceConfig;
 use crate::medium::store::{BlockStore, MemoryStore, NullStore, StoreError};
@@ -13,7 +13,7 @@ use nvme_spec::{Lba, Nsid, Sqe, Status, admin, nvm};
 
 const ONE: Nsid = Nsid(1);
 
-/// A store whose disk has gone bad, while `bad` says so.
+/// A store whose disk fails while `bad` is true.
 struct Failing {
     image: MemoryStore,
     bad: Arc<AtomicBool>,
@@ -50,7 +50,7 @@ impl BlockStore for Failing {
     }
 }
 
-/// A driver over such a store, and what makes it fail.
+/// Returns a driver over such a store, and the flag that makes it fail.
 fn failing() -> (Driver, Arc<AtomicBool>) {
     let bad = Arc::new(AtomicBool::new(false));
     let store = Failing {
@@ -116,7 +116,7 @@ fn a_cache_that_cannot_be_written_back_is_told() {
         0,
     );
     assert_eq!(driver.admin(get), Ok(1), "it is still on");
-    // A shutdown cannot fail; a controller that lost data says so in CSTS.CFS.
+    // A shutdown cannot fail; a controller that lost data reports it in CSTS.CFS.
     assert!(!driver.csts().cfs());
     let mut cc = Driver::cc();
     cc.set_shn(1);
@@ -147,7 +147,7 @@ fn a_store_that_keeps_nothing_serves_every_command() {
     assert_eq!(driver.io(nvm::flush(ONE)), Ok(0));
 }
 
-/// There is an end to what is remembered of damage: then the command fails, and says that it did.
+/// The record of damaged ranges is limited: beyond that the command fails with an error.
 #[test]
 fn more_damage_than_is_remembered_is_refused() {
     let mut driver = Driver::with_queue(config());
@@ -169,7 +169,7 @@ fn more_damage_than_is_remembered_is_refused() {
     assert_eq!(driver.io(read(1024)), Err(Status::UNRECOVERED_READ_ERROR));
 }
 
-/// Zeroed blocks lose their metadata, too, and no others do.
+/// Zeroed blocks lose their metadata, too, and no other blocks do.
 #[test]
 fn zeroes_and_formats_reach_the_metadata_of_their_blocks() {
     const META: u64 = DATA + 0x4000;
@@ -200,7 +200,7 @@ fn zeroes_and_formats_reach_the_metadata_of_their_blocks() {
         }
     };
     check(&driver, [false, true, true, false]);
-    // A format leaves nothing; the block size goes with the metadata, and stays.
+    // A format erases everything; the block size belongs to the format with metadata, and stays.
     let format = |index| admin::format_nvm(ONE, index, 0);
     assert_eq!(driver.admin(format(1)), Err(Status::INVALID_FORMAT));
     assert_eq!(driver.admin(format(0)), Ok(0));
@@ -219,7 +219,7 @@ fn a_format_that_may_not_or_cannot_be_done_is_refused() {
     bad.store(true, Ordering::Relaxed);
     assert_eq!(driver.admin(format), Err(Status::WRITE_FAULT));
     bad.store(false, Ordering::Relaxed);
-    // It is not left in the middle of it.
+    // The namespace is not left half formatted.
     assert_eq!(driver.io(with_data(nvm::read(ONE, Lba(0), 1))), Ok(0));
     assert_eq!(driver.admin(format), Ok(0));
 }
