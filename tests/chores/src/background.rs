@@ -1,4 +1,5 @@
-//! Other `cargo xtask` processes beside this one, some at a time, with their output in files until it is asked for.
+//! Runs other `cargo xtask` processes beside this one, a few at a time. Their output is kept in files until it is asked
+//! for.
 
 use crate::process::{Failure, target_dir};
 use crate::tools::on_path;
@@ -9,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How many run at the same time. Most of them have two processes themselves.
+/// Number of processes that run at the same time. Most of them start two processes each.
 const AT_ONCE: usize = 2;
 /// Between two looks at a process.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -31,8 +32,8 @@ pub struct EndedProcess {
     pub used: f64,
 }
 
-/// Processes in the order in which they are to be started. They get the processor time that what runs beside them
-/// leaves, until somebody waits for them.
+/// Processes in the order in which they are to be started. They get the processor time that other programs leave, until
+/// a caller waits for them.
 pub struct ProcessQueue {
     shared: Arc<QueueProgress>,
 }
@@ -94,7 +95,8 @@ impl ProcessQueue {
         }
     }
 
-    /// Seconds of processor time of the children of this process that ended and were none of these.
+    /// Returns the processor time in seconds of those children of this process that have ended and are not in this
+    /// queue.
     pub fn others_seconds(&self) -> f64 {
         let state = self.shared.lock();
         children_seconds() - state.used
@@ -119,7 +121,7 @@ impl QueueProgress {
         }
     }
 
-    /// Waits for its end. The last processor times of a process are read before it is waited for, when it is gone.
+    /// Waits for the end of a process. Its processor times are read just before `wait`, after which they are lost.
     fn wait(&self, mut one: StartedProcess) -> Result<EndedProcess, Failure> {
         let pid = one.child.id();
         while !has_ended(pid) {
@@ -179,12 +181,12 @@ impl StartedProcess {
     }
 }
 
-/// This program at the lowest priority.
+/// Returns a command that runs this program at the lowest priority.
 fn lowered() -> Result<Command, Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::new(format!("this program's own path: {error}")))?;
-    // Linux's SCHED_IDLE, else `nice`: a thread that waits by sched_yield gives its turn to a niced
-    // process (10 us a call instead of 1), and keeps it beside an idle one.
+    // The first choice is Linux's SCHED_IDLE, then `nice`. A thread that waits by sched_yield gives its turn to a
+    // niced process (10 us a call instead of 1), and keeps it beside an idle one.
     let lower = [("chrt", &["--idle", "0"][..]), ("nice", &["-n", "19"][..])];
     let found = lower
         .iter()
@@ -199,8 +201,8 @@ fn lowered() -> Result<Command, Failure> {
     })
 }
 
-/// Gives the process and what it has started the usual priority: beside a busy machine they would have none. Where that is
-/// not possible their priority stays.
+/// Gives the process and its descendants the usual priority: on a busy machine they would hardly run. If that is not
+/// possible, their priority does not change.
 fn raise(pid: u32) {
     let mut family = vec![pid];
     let mut others = processes();
@@ -239,7 +241,7 @@ pub fn process_seconds(pid: u32) -> f64 {
     ticks(&stat(pid), ITSELF) as f64 / 100.0
 }
 
-/// Whether a child has ended, and was not waited for.
+/// Returns whether a child has ended and was not waited for.
 fn has_ended(pid: u32) -> bool {
     let stat = stat(pid);
     fields(&stat).next().is_none_or(|state| state == "Z")
@@ -313,7 +315,7 @@ mod tests {
         let file = std::env::temp_dir().join(format!("queue-{}", std::process::id()));
         let script = format!("{wait} {}; do sleep 0.02; done", file.display());
         let queue = ProcessQueue::of(names.map(|name| shell(name, &script)).into());
-        // Two are started as soon as their threads run; the third is not before one of them ends.
+        // Two processes are started as soon as their threads run; the third is not started before one of them ends.
         assert!(queue.take("test-of-background-third"));
         assert!(!queue.take("test-of-background-third"));
         std::fs::write(&file, "").unwrap();

@@ -1,4 +1,4 @@
-//! Child processes: every command is printed before it runs, and its output goes through.
+//! Child processes: every command is printed before it runs, and its output is passed through.
 
 use crate::report::Counts;
 use std::fmt;
@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Why a chore did not get to its end.
+/// The reason why a chore failed.
 #[derive(Debug)]
 pub struct Failure {
     text: String,
-    /// The thing could not be tried, because a tool is missing: `text` says how to install it.
+    /// True if the chore could not be tried, because a tool is missing: `text` says how to install it.
     pub missing_tool: bool,
 }
 
@@ -47,7 +47,7 @@ pub fn root() -> PathBuf {
         .to_path_buf()
 }
 
-/// Where cargo puts what it builds for the host.
+/// Returns the folder of cargo's build results for the host.
 pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
@@ -59,7 +59,7 @@ pub fn cargo() -> Command {
     cargo
 }
 
-/// The command as a person would type it.
+/// Returns the command as a person would type it.
 pub fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let mut text = String::new();
@@ -86,7 +86,7 @@ pub fn check(command: &mut Command) -> Result<(), Failure> {
     }
 }
 
-/// Pauses between the attempts at something that needs the network.
+/// Pauses between the attempts of a command that needs the network.
 pub const NETWORK: [Duration; 4] = [
     Duration::from_secs(2),
     Duration::from_secs(10),
@@ -107,7 +107,7 @@ pub fn check_retried(command: &mut Command, pauses: &[Duration]) -> Result<(), F
     check(command)
 }
 
-/// Runs a command and returns what it printed on standard output; its standard error goes through.
+/// Runs a command and returns its standard output; its standard error is passed through.
 pub fn output(command: &mut Command) -> Result<String, Failure> {
     let output = command
         .stdin(Stdio::null())

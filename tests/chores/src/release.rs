@@ -1,6 +1,7 @@
-//! The release programs that several stages run, built by two commands: what the programs of one have in common is
-//! compiled once. The first command has the features of `cargo run --release -- demo`, so that README's first command
-//! compiles nothing again; the second has the kernels' source for the host, which changes the features of the core.
+//! The release programs that several stages run. Two commands build them, so that code that the programs of one command
+//! share is compiled once. The first command has the features of `cargo run --release -- demo`, so that README's first
+//! command compiles nothing again; the second has the kernels' source for the host, which changes the features of the
+//! core.
 
 use crate::process::{Failure, cargo, check, target_dir};
 use std::path::PathBuf;
@@ -14,10 +15,10 @@ pub const OF_NODE: Program = ("guest-tests", "node-tests");
 pub const STRESS: Program = ("nvme-stress", "nvme-stress");
 pub const AUDITOR: Program = ("nvme-auditor", "nvme-auditor");
 pub const SIMULATE: Program = ("nvme-simulate", "simulate");
-/// The stand-in of CUDA's driver: a library.
+/// The stand-in for CUDA's driver, a library.
 pub const STAND_IN: &str = "nvme-fake-cuda";
 pub const STAND_IN_FILE: &str = "libnvme_fake_cuda.so";
-/// What the stages of `cargo xtask test` run.
+/// Programs that the stages of `cargo xtask test` run.
 pub const ALL: [Program; 6] = [TOOL, IN_GUEST, OF_NODE, STRESS, AUDITOR, SIMULATE];
 
 /// Builds `programs` and the stand-in of CUDA, and returns the folder that they are in.

@@ -3,20 +3,21 @@
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-/// Lines about what failed in this process.
+/// Lines about failed tests of this process.
 static FAILED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 /// Lines that are kept after the one that names a panic: its message and the first frames.
 const LINES_OF_PANIC: usize = 6;
 /// Lines that are kept of one output.
 const MOST_LINES: usize = 40;
 
-/// Keeps what the output of a test program or of pytest says of failed tests, for [`failed_lines`].
+/// Keeps the lines about failed tests in the output of a test program or of pytest, for [`failed_lines`].
 pub fn keep_failures(output: &str) {
     let mut failed = FAILED.lock().unwrap_or_else(PoisonError::into_inner);
     failed.extend(failures_of(output));
 }
 
-/// What [`keep_failures`] has kept since the start of the process: to print it at the end, where it is found.
+/// Returns the lines that [`keep_failures`] has kept since the start of the process, to be printed last, where readers
+/// find them.
 pub fn failed_lines() -> Vec<String> {
     let failed = FAILED.lock().unwrap_or_else(PoisonError::into_inner);
     failed.clone()

@@ -4,13 +4,13 @@ use crate::process::{Failure, NETWORK, check_retried, output, target_dir};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// ptxas, cuobjdump: the assembler that reads what the NVPTX back end wrote.
+/// Package of ptxas and cuobjdump: ptxas is the assembler that reads the output of the NVPTX back end.
 const NVCC_PACKAGE: &str = "nvidia-cuda-nvcc==13.5.37";
-/// What nvcc needs besides: headers, and the compiler proper.
+/// Packages that nvcc needs besides: headers, and the compiler proper.
 const CRT_PACKAGE: &str = "nvidia-cuda-crt==13.5.37";
 const NVVM_PACKAGE: &str = "nvidia-nvvm==13.5.37";
 const RUNTIME_PACKAGE: &str = "nvidia-cuda-runtime==13.5.37";
-/// Seconds that apt waits for another process that installs something.
+/// apt's option for the seconds that it waits for another process that installs packages.
 pub const APT_LOCK: &str = "DPkg::Lock::Timeout=300";
 
 /// Looks a program up on PATH.
@@ -21,13 +21,13 @@ pub fn on_path(program: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Whether this process may install packages.
+/// Returns whether this process may install packages.
 pub fn is_root() -> bool {
     let id = Command::new("id").arg("-u").stderr(Stdio::null()).output();
     id.is_ok_and(|id| id.stdout.trim_ascii() == b"0")
 }
 
-/// Installs Debian packages as root; otherwise says the line that does.
+/// Installs Debian packages if this process is root; otherwise the error names the command.
 pub fn apt(packages: &[&str], why: &str) -> Result<(), Failure> {
     let line = format!(
         "apt-get install -y --no-install-recommends {}",
@@ -50,7 +50,7 @@ pub fn apt(packages: &[&str], why: &str) -> Result<(), Failure> {
     installed.map_err(|failure| Failure::missing(format!("{why}; {failure}; tried: {line}")))
 }
 
-/// What the tests of the C interface need besides gcc.
+/// Finds or installs the tools that the tests of the C interface need besides gcc.
 pub fn for_c() -> Result<(), Failure> {
     let tools = [
         ("g++", "g++"),
@@ -69,7 +69,7 @@ pub fn for_c() -> Result<(), Failure> {
     }
 }
 
-/// What makes the images that the reader of ext4 is tested with.
+/// Finds or installs the tools that make the images for the tests of the ext4 reader.
 pub fn for_ext4() -> Result<(), Failure> {
     let has = |program: &str| {
         let sbin = ["/usr/sbin", "/sbin"].map(|folder| Path::new(folder).join(program));
@@ -91,7 +91,7 @@ pub fn ptxas() -> Result<PathBuf, Failure> {
     )
 }
 
-/// `nvcc`, likewise, with its compiler and headers. It wants g++.
+/// Returns the path of `nvcc`, after installing it with its compiler and headers if it is missing. It needs g++.
 pub fn nvcc() -> Result<PathBuf, Failure> {
     if on_path("g++").is_none() {
         apt(&["g++"], "nvcc wants g++")?;
@@ -143,8 +143,7 @@ fn install_cuda(program: &str, packages: &[&str], what: &str) -> Result<PathBuf,
     packaged(program).ok_or_else(|| Failure::missing(format!("{why}, nor in {packages:?}")))
 }
 
-/// Installs packages of Python into `folder`, without what they depend on, unless `may` forbids it: then the command
-/// is in the error.
+/// Installs Python packages into `folder` without their dependencies. If `may` forbids it, the error names the command.
 fn pip(folder: &Path, packages: &[&str], why: &str, may: bool) -> Result<(), Failure> {
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--quiet", "--upgrade"]);

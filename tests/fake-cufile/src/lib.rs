@@ -1,4 +1,4 @@
-//! A stand-in for libcufile, for tests on machines without it: GPU memory is that of the stand-in for CUDA.
+//! A stand-in for libcufile, for tests on machines without it: GPU memory is the memory of the stand-in for CUDA.
 //!
 //! The environment variable `FAKE_CUFILE` makes it answer as cuFile does: `p2pdma`, `compat` (what its properties say),
 //! `unopened:N` (the driver ends with N), `unregistered:N` (no file is registered), `failing:N` (transfers end with N),
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn cuFileDriverGetProperties(to: *mut Properties) -> Answe
         status: if fault("compat") { 0 } else { 1 << 6 },
         control: 2,
     };
-    // SAFETY: the caller gives a place for more than that.
+    // SAFETY: the caller passes the address of a structure that is large enough.
     unsafe { to.write(known) };
     OK
 }
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn cuFileHandleRegister(handle: *mut usize, descr: *mut De
     }
     let new = NEXT.fetch_add(1, Ordering::Relaxed);
     lock(&FILES).insert(new, descr.fd);
-    // SAFETY: the caller gives a place for one handle.
+    // SAFETY: the caller passes the address of a handle.
     unsafe { *handle = new };
     OK
 }
@@ -136,7 +136,7 @@ unsafe fn transfer(is_write: bool, handle: usize, at: u64, bytes: usize, offset:
         return -number as isize;
     }
     if fault("errno") {
-        // SAFETY: the error number of this thread.
+        // SAFETY: the pointer is this thread's error number.
         unsafe { *libc::__errno_location() = libc::EIO };
         return -1;
     }
@@ -150,7 +150,8 @@ unsafe fn transfer(is_write: bool, handle: usize, at: u64, bytes: usize, offset:
         bytes if fault("short") => bytes.saturating_sub(1000).max(1),
         bytes => bytes,
     };
-    // By way of memory of its own, and of another descriptor: the caller's may want whole blocks.
+    // The data pass through memory of this function and another descriptor, because the caller's may require whole
+    // blocks.
     let path = format!("/proc/self/fd/{fd}");
     let mut room = vec![0u8; bytes];
     use std::os::unix::fs::FileExt;
@@ -247,7 +248,7 @@ pub unsafe extern "C" fn cuFileBatchIOSetUp(id: *mut usize, count: c_uint) -> An
     }
     let new = NEXT.fetch_add(1, Ordering::Relaxed);
     lock(&BATCHES).insert(new, Vec::new());
-    // SAFETY: the caller gives a place for one handle.
+    // SAFETY: the caller passes the address of a handle.
     unsafe { *id = new };
     OK
 }
@@ -285,7 +286,7 @@ pub unsafe extern "C" fn cuFileBatchIOSubmit(
     OK
 }
 
-/// Half of what has ended, the last first.
+/// Reports half of the ended entries, the last first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileBatchIOGetStatus(
     id: usize,
@@ -313,7 +314,7 @@ pub unsafe extern "C" fn cuFileBatchIOGetStatus(
         }
         return OK;
     }
-    // SAFETY: the caller gives a count, and as many places.
+    // SAFETY: the caller passes a count, and room for as many entries.
     unsafe {
         let most = (ended.len().div_ceil(2)).min(*count as usize);
         for index in 0..most {

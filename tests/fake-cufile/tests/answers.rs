@@ -1,4 +1,4 @@
-//! Everything that cuFile answers, over the stand-ins: each case runs in a process of its own, which loads them.
+//! Checks every answer of cuFile, over the stand-ins: each case runs in its own process, which loads them.
 // UNSAFETY: transfers name GPU memory by address.
 #![allow(unsafe_code)]
 
@@ -47,7 +47,7 @@ fn built(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("cargo builds {name}"))
 }
 
-/// Runs the test `case` in another process, where cuFile answers as `fault` says.
+/// Runs the test `case` in another process, in which cuFile answers as `fault` says.
 fn under(fault: &str, case: &str) {
     let folder = Folder::new(&format!("{case}-{}", fault.replace(':', "-")));
     let link = std::os::unix::fs::symlink::<PathBuf, PathBuf>;
@@ -69,7 +69,7 @@ fn under(fault: &str, case: &str) {
     assert!(text.contains("1 passed"), "{fault}: {text}");
 }
 
-/// What [`under`] gives a case; nothing where the test was not started by it.
+/// Returns the file and the fault that [`under`] gave to the case; `None` if the test was not started by it.
 fn given() -> Option<(PathBuf, String)> {
     let file = PathBuf::from(std::env::var_os("FILE_OF_CUFILE")?);
     Some((file, std::env::var("FAKE_CUFILE").ok()?))
@@ -103,7 +103,7 @@ fn moves() {
         _ => "direct",
     };
     assert_eq!(file.way().name(), way);
-    // SAFETY: inside the memory, here and below.
+    // SAFETY: the addresses lie inside the memory, here and below.
     unsafe {
         let _registered = GdsBuffer::register(&gpu, memory.address(), BYTES).unwrap();
         assert!(GdsBuffer::register(&gpu, memory.address(), BYTES).is_err());
@@ -128,7 +128,7 @@ fn moves() {
         }
         drop(file.read_async(0, 4096, memory.address(), 0).unwrap());
     }
-    // More than a batch, each to its own place.
+    // These are more transfers than one batch takes, each with its own range of the memory.
     let ios: Vec<GdsIo> = (0..200)
         .map(|index| GdsIo {
             is_write: false,
@@ -195,7 +195,7 @@ fn refusals() {
     };
     let tried = || -> nvme_host::Result<()> {
         let file = GdsFile::open(&gpu, &path, false)?;
-        // SAFETY: inside the memory.
+        // SAFETY: the addresses lie inside the memory.
         unsafe {
             if fault != "nobatch" && fault != "stray" {
                 file.read(1, 4095, memory.address())?;
@@ -209,7 +209,7 @@ fn refusals() {
     let error = tried().unwrap_err();
     assert!(error.to_string().contains(word), "{fault}: {error}");
     assert!(!error.remedy().is_empty(), "{fault}");
-    // What is not told of may go on.
+    // Entries whose end is not reported may still run.
     let goes_on = matches!(error, Error::Unfinished { .. });
     assert_eq!(goes_on, fault == "stray", "{error}");
     let is_of_file = matches!(error, Error::File { .. });
@@ -222,7 +222,7 @@ fn refusals() {
     }
 }
 
-/// The memory of a batch that was refused in the middle is not given back while its first entries may be written.
+/// The memory of a batch that was refused in the middle is not freed while its first entries may be written.
 #[test]
 fn a_batch_that_was_submitted_in_part_is_unfinished() {
     under("half", "in_part");
@@ -240,7 +240,7 @@ fn in_part() {
         address: memory.address() + index * 4096,
         bytes: 4096,
     };
-    // SAFETY: inside the memory, which outlives what is under way: the stand-in reads at once.
+    // SAFETY: the addresses lie inside the memory, which outlives the transfers: the stand-in reads at once.
     let error = unsafe { file.batch(&[io(0), io(1), io(2)]) }.unwrap_err();
     assert!(matches!(error, Error::Unfinished { .. }), "{error}");
     let text = error.to_string();
@@ -282,7 +282,7 @@ fn open(path: &Path, gds: GdsUse) -> nvme_host::Result<Store> {
     Store::open(&format!("file:{}", path.display()), &options)
 }
 
-/// Reads through a store: whether cuFile did it.
+/// Reads through a store; returns whether cuFile did it.
 fn read(
     store: &Store,
     offset: usize,
@@ -290,7 +290,7 @@ fn read(
     memory: &DeviceMemory,
 ) -> nvme_host::Result<bool> {
     memory.zero()?;
-    // SAFETY: inside the memory.
+    // SAFETY: the range lies inside the memory.
     let read = unsafe { store.read_by_cufile(offset as u64, bytes as u64, memory.address()) }?;
     if read {
         let data = data();
@@ -299,9 +299,9 @@ fn read(
     Ok(read)
 }
 
-/// How often the stand-in for CUDA was opened.
+/// Returns the number of times that the stand-in for CUDA was opened.
 fn retained() -> u32 {
-    // SAFETY: a library that is loaded already, and a function of that type in it.
+    // SAFETY: the library is loaded already, and it has a function of that type under this name.
     unsafe {
         let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
         let function = libc::dlsym(library, c"fake_cuda_retained".as_ptr());
@@ -314,7 +314,7 @@ fn retained() -> u32 {
 fn captured(gpu: &Arc<Gpu>, path: &Path, auto: &Store, can_open: bool) {
     let (memory, stream) = (memory(gpu), Stream::new(gpu).unwrap());
     let read = |store: &Store, stream| {
-        // SAFETY: inside the memory.
+        // SAFETY: the range lies inside the memory.
         unsafe { store.read_by_cufile_after(stream, 0, 4096, memory.address()) }
     };
     let (_, by_it) = CudaGraph::capture(&stream, |stream| read(auto, stream)).unwrap();
@@ -389,7 +389,7 @@ fn chosen() {
         }
         (true, Err(error)) => panic!("{error}"),
     }
-    // What is no file cannot ask for it.
+    // A store that is not a file cannot ask for cuFile.
     let options = StoreOptions {
         gpu: Some(nvme_host::store::GpuOptions::default()),
         gds: GdsUse::Require,

@@ -1,4 +1,4 @@
-//! The account of every command: it ends exactly once, as it must, in time, with the right data.
+//! Checks every command: it ends exactly once, with a status that is allowed, in time, and with the right data.
 
 mod verdict;
 
@@ -12,7 +12,7 @@ use nvme_sim::{Fault, FiredFault};
 use std::collections::VecDeque;
 use verdict::{check_status, is_aborted};
 
-/// What an oracle found wrong.
+/// A fault that an oracle found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Which oracle.
@@ -22,7 +22,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Whether `other` is the same trouble, with other numbers.
+    /// Returns whether `other` is the same failure with other numbers.
     pub fn is_like(&self, other: &Self) -> bool {
         let words = |text: &str| text.replace(|c: char| c.is_ascii_digit(), "");
         self.oracle == other.oracle && words(&self.text) == words(&other.text)
@@ -38,29 +38,29 @@ impl Failure {
 /// A command that was placed.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// As drawn, with the blocks that it got.
+    /// The order as it was drawn, with the blocks that it got.
     pub order: Order,
     /// I/O queue, 0 or 1.
     pub queue: usize,
     /// Its identifier.
     pub cid: Cid,
-    /// Its buffer, and where its data lie in it, in words.
+    /// Index of its buffer, and the first word and the number of words of its data.
     pub buffer: Option<(usize, usize, usize)>,
     /// Its deadline.
     pub deadline_ns: u64,
-    /// For Compare: the expected result, where it is certain.
+    /// The expected result of a Compare, if it is certain.
     pub same: Option<bool>,
     /// What it has met.
     pub fault: Option<Fault>,
-    /// Its deadline was reported as passed.
+    /// True if its deadline was reported as passed.
     pub expired: bool,
     /// An Abort was sent for it, or its queue was being deleted.
     pub abortable: bool,
-    /// Power cuts before it was placed.
+    /// Number of power cuts before the command was placed.
     pub cuts: u32,
     /// The model's clock when it was placed.
     pub stamp: u64,
-    /// The second part of its fault has come already.
+    /// True if the second part of its fault has already arrived.
     pub laid: bool,
     /// It has ended.
     pub ended: bool,
@@ -79,7 +79,7 @@ pub struct Accounts<'a> {
     /// Commands that are not expired yet, by queue, by deadline.
     awaited: [VecDeque<u32>; 2],
     haunted: Vec<Haunted>,
-    /// Echoes that came and may lie in the completion ring unread: reading one ends the queue's service.
+    /// Echoes that were posted and may lie unread in the completion ring: a queue that reads one is refused.
     echoes: Vec<(usize, Cid)>,
     /// The buffers.
     pub pool: Pool<'a>,
@@ -95,7 +95,7 @@ fn writes(verb: Verb) -> bool {
     matches!(verb, Verb::Write | Verb::WriteThrough | Verb::Zero)
 }
 
-/// Whether the command takes blocks for itself.
+/// Returns whether the command reserves blocks.
 fn locks(verb: Verb) -> bool {
     !matches!(verb, Verb::Flush | Verb::OutOfRange)
 }
@@ -115,7 +115,7 @@ impl<'a> Accounts<'a> {
         }
     }
 
-    /// The number that the next command gets: from 1 on.
+    /// Returns the number of the next command, from 1 on.
     pub fn next_id(&self) -> u32 {
         self.records.len() as u32 + 1
     }
@@ -151,7 +151,7 @@ impl<'a> Accounts<'a> {
         }
     }
 
-    /// Whether late data or echoes may still come.
+    /// Returns whether late data or echoes may still arrive.
     pub fn any_haunted(&self) -> bool {
         !self.haunted.is_empty()
     }
@@ -162,7 +162,7 @@ impl<'a> Accounts<'a> {
         self.records.iter().rposition(find).map(|at| at as u32 + 1)
     }
 
-    /// Whether a late echo of this identifier may still come, or lie there unread.
+    /// Returns whether a late echo of this identifier may still arrive, or lie unread in the ring.
     pub fn is_haunted(&self, queue: usize, cid: Cid) -> bool {
         let same = |one: &Haunted| one.queue == queue && one.cid == cid;
         self.haunted.iter().any(same) || self.echoes.contains(&(queue, cid))
@@ -193,7 +193,7 @@ impl<'a> Accounts<'a> {
         }
     }
 
-    /// The controller has forgotten every command of `queue`: nothing comes late any more.
+    /// Forgets the commands of `queue` that could have had late data or echoes: the controller has forgotten them.
     pub fn laid_to_rest(&mut self, queue: usize) {
         self.echoes.retain(|(of, _)| *of != queue);
         let (gone, rest) = std::mem::take(&mut self.haunted)
@@ -244,7 +244,7 @@ impl<'a> Accounts<'a> {
         Ok(())
     }
 
-    /// After the driver of `queue` was asked: every command past its deadline was named.
+    /// Checks, after the driver of `queue` was asked, that it named every command past its deadline.
     pub fn check_deadlines(
         &mut self,
         queue: usize,
@@ -289,7 +289,7 @@ impl<'a> Accounts<'a> {
             .any(|record| !record.ended && record.expired)
     }
 
-    /// Every command of `queue` that is in flight may end as aborted.
+    /// Notes that every command of `queue` in flight may end as aborted.
     pub fn abortable(&mut self, queue: usize) {
         let mine = |record: &&mut Record| !record.ended && record.queue == queue;
         self.records
@@ -355,7 +355,7 @@ impl<'a> Accounts<'a> {
         Ok(())
     }
 
-    /// The controller was refused an address: only late data of a command that has ended may be.
+    /// Checks an address that the controller could not access: only late data of an ended command may be refused.
     pub fn refused(&self, iova: u64) -> Result<(), Failure> {
         let of = |haunted: &Haunted| {
             let buffer = self.records[haunted.id as usize - 1].buffer;
@@ -368,7 +368,7 @@ impl<'a> Accounts<'a> {
         Err(Failure::new("memory", text))
     }
 
-    /// At the very end: everything has ended, and nothing was written where nothing was lent.
+    /// Checks at the end that every command has ended, and that nothing was written outside of lent memory.
     pub fn check_closed(&self) -> Result<(), Failure> {
         if let Some(id) = self.records.iter().position(|record| !record.ended) {
             return Err(Failure::new(

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What is measured, the least share of its lines, and the files that do not count.
+/// File that names what is measured, the least share of its lines that must run, and the files that do not count.
 const FLOORS: &str = "tests/coverage.txt";
 /// Tests whose coverage counts: core and simulator, both together, the simulation, and the host's side; seeds
 /// of the fuzz targets do not count.
@@ -68,10 +68,10 @@ const TESTS: [&[&str]; 4] = [
         "--package",
         "nvme-gpu-tests",
     ],
-    // Their programs in C and C++ load the shared libraries that are built beside them.
+    // The programs in C and C++ of these tests load the shared libraries that are built beside them.
     &["--package", "nvme-gpu-capi", "--package", "nvme-gpu-compat"],
 ];
-/// What the tests of Python load.
+/// Packages whose libraries the tests of Python load.
 const OF_PYTHON: [&str; 3] = ["nvme-gpu-python", "nvme-fake-cuda", "nvme-fake-cufile"];
 
 /// `cargo xtask coverage`
@@ -156,10 +156,10 @@ pub fn command() -> Result<(), Failure> {
     }
 }
 
-/// What tests/coverage.txt says.
+/// Content of tests/coverage.txt.
 #[derive(Debug, Default)]
 struct Floors {
-    /// Folder, and the least share of its lines in percent.
+    /// Folders, each with the least share of its lines that must run, in percent.
     least: Vec<(String, f64)>,
     /// Files and folders whose lines do not count.
     except: Vec<String>,
@@ -208,7 +208,8 @@ pub fn instrumented(built: &Path) -> Command {
     command
         .env("RUSTFLAGS", "-Cinstrument-coverage")
         .env("CARGO_TARGET_DIR", built)
-        // Programs that run while it is built are instrumented, too, and would write where cargo was started.
+        // Build scripts and macros are instrumented, too. Without this line they would write their profiles where
+        // cargo was started.
         .env("LLVM_PROFILE_FILE", built.join("of-the-build/%m.profraw"))
         // What is built runs once.
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
@@ -217,13 +218,13 @@ pub fn instrumented(built: &Path) -> Command {
     command
 }
 
-/// The programs in what cargo tells with `--message-format=json`.
+/// Returns the paths of the programs that cargo's output with `--message-format=json` names.
 fn executables(told: &str) -> impl Iterator<Item = PathBuf> {
     let parts = told.split("\"executable\":\"").skip(1);
     parts.filter_map(|part| part.split('"').next().map(PathBuf::from))
 }
 
-/// The shared libraries of the C interface in what cargo tells.
+/// Returns the paths of the shared libraries of the C interface that cargo's output names.
 fn libraries(told: &str) -> impl Iterator<Item = PathBuf> {
     let files = told.split('"').filter(|text| {
         let name = text.rsplit('/').next().unwrap_or_default();
@@ -238,7 +239,7 @@ pub struct Llvm {
     pub profdata: PathBuf,
 }
 
-/// Finds them, or installs them.
+/// Finds the tools of LLVM, or installs them.
 pub fn llvm() -> Result<Llvm, Failure> {
     let told = output(Command::new("rustc").arg("-vV"))?;
     let version = told
@@ -256,13 +257,13 @@ pub fn llvm() -> Result<Llvm, Failure> {
 impl Llvm {
     /// The counts of raw profiles of `programs`, in the lcov format.
     ///
-    /// One program after the other: of several at once llvm-cov takes the first record of a function,
-    /// and a program that never calls an inlined function has a record of it without counts.
+    /// Exports the programs one by one. If llvm-cov gets several, it takes the first record of a function, and a
+    /// program that never calls an inlined function has a record of it without counts.
     pub fn lcov(&self, raw: &[PathBuf], programs: &[PathBuf]) -> Result<String, Failure> {
         let merged = target_dir().join("coverage/merged.profdata");
         check(
             Command::new(&self.profdata)
-                // A test limits the size of files, and so cuts the profile of its program short.
+                // One test limits the size of files, which cuts the profile of its program short.
                 .args(["merge", "-sparse", "-failure-mode=all", "-o"])
                 .arg(&merged)
                 .args(raw),
@@ -279,7 +280,8 @@ impl Llvm {
     }
 }
 
-/// What `llvm-cov export` prints; nothing for a program that is empty in this build, as loom's models are.
+/// Returns the output of `llvm-cov export`; empty for a program that has no code in this build, such as the models for
+/// loom.
 fn exported(export: &mut Command) -> Result<String, Failure> {
     let told = export.output();
     let told = told.map_err(|error| Failure::new(format!("{}: {error}", shown(export))))?;
@@ -294,7 +296,7 @@ fn exported(export: &mut Command) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&told.stdout).into_owned())
 }
 
-/// How often each line of a file ran; test modules are left out.
+/// Number of runs of each line of a file, without its test modules.
 #[derive(Default)]
 pub struct File(BTreeMap<u32, u64>);
 
@@ -349,7 +351,7 @@ impl Lines {
     }
 }
 
-/// The line where a file's tests begin: they are no part of what is measured.
+/// Returns the line where a file's tests begin. Tests are not measured.
 fn tests_begin(name: &str) -> u32 {
     let text = |file: &Path| std::fs::read_to_string(root().join(file)).unwrap_or_default();
     let path = Path::new(name);
@@ -367,12 +369,12 @@ fn tests_begin(name: &str) -> u32 {
     }
 }
 
-/// Whether a line is a condition that only tests meet.
+/// Returns whether a line is a condition that is true in tests alone.
 fn is_test(line: &str) -> bool {
     line.starts_with("#[cfg(") && line.contains("test")
 }
 
-/// Whether a file declares `module`, which has a file of its own, for tests alone.
+/// Returns whether a file declares `module`, which has its own file, for tests alone.
 fn tests_in(text: &str, module: &str) -> bool {
     let declared = format!("mod {module};");
     let lines: Vec<&str> = text.lines().collect();
@@ -388,7 +390,7 @@ fn first_test_line(text: &str) -> u32 {
     module.map_or(u32::MAX, |index| index as u32 + 1)
 }
 
-/// Lines as ranges: `3-5, 9`.
+/// Writes line numbers as ranges, such as `3-5, 9`.
 pub fn ranges(lines: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for &line in lines {

@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What builds and judges the wheel, and what examples use. Tests use the Debian packages of numpy and torch.
+/// Packages that build and check the wheel, and that examples use. Tests use the Debian packages of numpy and torch.
 const PACKAGES: [&str; 14] = [
     "maturin==1.16.0",
     "pytest==9.2.0",
@@ -28,8 +28,8 @@ const PACKAGES: [&str; 14] = [
     "torch_geometric==2.6.1",
     "fastsafetensors==0.5.0",
 ];
-/// Installed without what they ask for: numpy 2, with which Debian's torch does not work. What examples and tests use of
-/// them works with numpy 1.
+/// Packages that are installed without their dependencies: these would bring numpy 2, with which Debian's torch does
+/// not work. The parts that examples and tests use work with numpy 1.
 const ALONE: [&str; 2] = ["wordllama==0.4.0.post1", "gguf==0.19.0"];
 const DEBIAN: [&str; 4] = [
     "python3-venv",
@@ -39,8 +39,8 @@ const DEBIAN: [&str; 4] = [
 ];
 /// The oldest system that the wheel runs on: glibc 2.34.
 const PLATFORM: &str = "manylinux_2_34";
-/// Libraries that stand for NVIDIA's, and their names. Under several names it is one file, and so one library of a process,
-/// with one default stream, as the driver's is.
+/// Libraries that replace NVIDIA's, each with the names of the library that it replaces. All names lead to one file, so
+/// that the process has one library with one default stream, as with the real driver.
 const STAND_INS: [(&str, &[&str]); 2] = [
     ("libnvme_fake_cuda.so", &["libcuda.so.1", "libcuda.so"]),
     ("libnvme_fake_cufile.so", &["libcufile.so.0"]),
@@ -81,7 +81,7 @@ fn coverage() -> Result<Counts, Failure> {
     Ok(counts)
 }
 
-/// Builds the wheel, installs it, and returns its folder.
+/// Builds the wheel, installs it, and returns the folder of the installation.
 fn installed(tools: &Tools) -> Result<PathBuf, Failure> {
     let wheel = build(tools)?;
     let mut install = tools.run("python");
@@ -254,7 +254,7 @@ fn environment() -> Result<Tools, Failure> {
 /// The wheel, in the release profile of the workspace.
 fn build(tools: &Tools) -> Result<PathBuf, Failure> {
     let wheels = target_dir().join("wheels");
-    // One of another version would be found in place of this one.
+    // A wheel of another version in this folder would be found instead of the new one.
     let _ = fs::remove_dir_all(&wheels);
     let mut maturin = tools.run("maturin");
     maturin.args(["build", "--release", "--quiet", "--compatibility", PLATFORM]);
@@ -272,7 +272,7 @@ fn build(tools: &Tools) -> Result<PathBuf, Failure> {
     wheel.ok_or_else(|| Failure::new("maturin built no wheel"))
 }
 
-/// A folder with the stand-ins by the names of what they stand for.
+/// Returns a folder that holds the stand-ins under the names of the libraries that they replace.
 fn stand_in() -> Result<PathBuf, Failure> {
     let mut build = cargo();
     build.args(["build", "--quiet", "--release"]);

@@ -1,4 +1,5 @@
-//! Fuzzing: every target for a while, from its seed corpus, as many at a time as there are processors.
+//! Fuzzing: each target runs for a limited time from its seed corpus, as many targets at a time as there are
+//! processors.
 
 mod bundle;
 mod reach;
@@ -10,10 +11,10 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long each target runs in CI; its corpus takes less than a second of it. By hand it is longer.
+/// Time for each target in CI; its corpus takes less than a second of it. Users choose longer times.
 const SLICE: Duration = Duration::from_secs(6);
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
-/// What a binary with AddressSanitizer has and one without has not.
+/// Text that a binary contains only if it was built with AddressSanitizer.
 const SANITIZED: &[u8] = b"__asan_report_load8";
 
 /// `cargo xtask fuzz [--minutes M | --coverage | --bundle [DIR]] [TARGET...]`
@@ -89,7 +90,7 @@ fn targets() -> Result<Vec<String>, Failure> {
         .collect())
 }
 
-/// How cargo-fuzz instruments a release build: sanitizer coverage for libFuzzer, comparisons traced,
+/// Compiler flags as cargo-fuzz sets them for a release build: sanitizer coverage for libFuzzer, comparisons traced,
 /// AddressSanitizer, assertions on, one codegen unit (more of them keep small functions from being inlined).
 const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
@@ -100,7 +101,7 @@ const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-covera
 /// Builds all targets; the folder of the binaries.
 fn build() -> Result<PathBuf, Failure> {
     let began = Instant::now();
-    // Not `cargo fuzz build`: that tool would be one more thing to install, for these switches alone.
+    // `cargo fuzz build` would be one more tool to install, and these switches are all that is needed of it.
     let mut build = cargo();
     build.args(["build", "--release", "--manifest-path", "fuzz/Cargo.toml"]);
     build.args(["--target", TRIPLE, "--bins"]);
@@ -158,9 +159,9 @@ fn run(built: &Path, targets: &[String], time: Duration) -> Result<Counts, Failu
     Ok(counts.into_inner().expect("no panic under this lock"))
 }
 
-/// Fuzzes one target; what it did, in words.
+/// Fuzzes one target; returns a sentence about what it did.
 fn fuzz(built: &Path, target: &str, time: Duration) -> Result<String, Failure> {
-    // What the fuzzer finds worth keeping goes under target/: the seeds in the repository stay as they are.
+    // The inputs that the fuzzer finds and keeps go under target/: the seeds in the repository do not change.
     let found = root().join("target/fuzz-corpus").join(target);
     let artifacts = root().join("fuzz/artifacts").join(target);
     let log = root()

@@ -1,6 +1,6 @@
 //! Fuzz targets, and the lines that their corpora reach.
 //!
-//! Here belongs what builds and runs the targets. The targets are in `fuzz`, what they check is in
-//! `tests/src/fuzz`, where ordinary tests run it, too.
+//! Code that builds and runs the targets belongs here. The targets are in `fuzz`. Their checks are
+//! in `tests/src/fuzz`, and ordinary tests run them, too.
 
 pub mod fuzz;

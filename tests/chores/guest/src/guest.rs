@@ -1,4 +1,4 @@
-//! `cargo xtask guest`: tests that need a kernel of their own, in QEMU.
+//! `cargo xtask guest`: tests that need their own kernel, in QEMU.
 //!
 //! QEMU emulates the processor (no KVM), an IOMMU and the NVMe controllers. The guest runs Linux's
 //! driver or ours, and reports over its serial port.
@@ -31,7 +31,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// As many as there are processors in the smallest CI machine.
+/// Number of guests at a time: the processors of the smallest CI machine.
 const BOOTS_AT_ONCE: usize = 2;
 
 /// `cargo xtask guest [--list | --prepare | --shell [BOOT] | [--kernel FOLDER] NAME...]`
@@ -81,7 +81,7 @@ fn run_named(names: &[&str], kernel: Option<&Path>) -> Result<(), Failure> {
 /// Boots, each with the tests to run in it.
 type Plan = Vec<(&'static Boot, Vec<&'static str>)>;
 
-/// Every boot with all its tests: the stage of `cargo xtask test`.
+/// Runs every boot with all its tests. This is the stage of `cargo xtask test`.
 pub fn stage() -> Result<Counts, Failure> {
     run_plan(&bench(None)?, &everything())
 }
@@ -122,7 +122,7 @@ fn no_such(name: &str) -> Failure {
     ))
 }
 
-/// Makes or finds the tree while our programs build.
+/// Makes or finds the tree while the workspace's programs are built.
 fn bench(kernel: Option<&Path>) -> Result<Bench, Failure> {
     let began = Instant::now();
     let (tree, programs) = std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! `cargo xtask kmod`: the kernel module, built for the running kernel or for that of the guests.
+//! `cargo xtask kmod`: builds the kernel module for the running kernel or for the guests' kernel.
 
 mod rule;
 mod style;
@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the module is made of, in kmod/.
+/// Source files of the module, in kmod/.
 const SOURCES: [&str; 13] = [
     "Kbuild",
     "bar.c",
@@ -33,7 +33,7 @@ const EXPORTER_SOURCES: [&str; 3] = ["Kbuild", "peer_exporter.c", "gdrdrv_stand_
 /// Who may open the nodes.
 const RULE: &str = "60-nvme-gpu.rules";
 const RULES: &str = "/etc/udev/rules.d";
-/// Where the rule lies as it was installed, to tell an edit.
+/// Folder with copies of the installed rule, by which an edit is detected.
 const COPIES: &str = "/var/lib/nvme-gpu";
 /// Folder that exists while the module is loaded.
 const LOADED: &str = "/sys/module/nvme_gpu";
@@ -97,7 +97,7 @@ fn running() -> Result<PathBuf, Failure> {
     }
 }
 
-/// Compiles `module` in `folder` against `kernel`. Warnings are errors, those of sparse, too, where it is installed.
+/// Compiles `module` in `folder` against `kernel`. Warnings are errors; so are sparse's, if it is installed.
 fn build(kernel: &Path, folder: &Path, module: &str) -> Result<PathBuf, Failure> {
     if on_path("make").is_none() || on_path("gcc").is_none() {
         return Err(Failure::missing(
@@ -122,7 +122,7 @@ fn build(kernel: &Path, folder: &Path, module: &str) -> Result<PathBuf, Failure>
     }
 }
 
-/// Copies what has changed, so that nothing else is compiled again.
+/// Copies the files that have changed, so that nothing else is compiled again.
 fn copy_sources(from: &Path, names: &[&str], folder: &Path) -> Result<(), Failure> {
     let failed =
         |path: &Path, error: std::io::Error| Failure::new(format!("{}: {error}", path.display()));
@@ -137,7 +137,7 @@ fn copy_sources(from: &Path, names: &[&str], folder: &Path) -> Result<(), Failur
     Ok(())
 }
 
-/// Gives the module to dkms, which builds it again for each new kernel, and the rule of its nodes to udev.
+/// Adds the module to dkms, which builds it again for each new kernel, and installs the udev rule of its nodes.
 fn install() -> Result<(), Failure> {
     if on_path("dkms").is_none() {
         return Err(Failure::missing("dkms is not here: apt-get install dkms"));
@@ -151,7 +151,7 @@ fn install() -> Result<(), Failure> {
     say(&rule().install(&text)?);
     reload_rules()?;
     if is_known()? {
-        // What is built already would be installed again, whatever the sources say.
+        // dkms would install an old build again, whatever the sources say.
         check(Command::new("dkms").args(["remove", PACKAGE, "--all"]))?;
     }
     check(Command::new("dkms").args(["install", "--force", PACKAGE]))?;
@@ -161,7 +161,8 @@ fn install() -> Result<(), Failure> {
     check(Command::new("modprobe").arg("nvme_gpu"))
 }
 
-/// Takes the module away, from the running kernel and from dkms, with the rule and the sources: what of it is there.
+/// Removes the module from the running kernel and from dkms, with the rule and the sources. Parts that are missing are
+/// skipped.
 fn remove() -> Result<(), Failure> {
     if Path::new(LOADED).exists() {
         check(Command::new("modprobe").args(["-r", "nvme_gpu"]))?;
@@ -189,12 +190,12 @@ fn say(outcome: &Outcome) {
     }
 }
 
-/// Where dkms finds the sources.
+/// Returns the folder where dkms finds the sources.
 fn sources() -> PathBuf {
     PathBuf::from("/usr/src").join(PACKAGE.replace('/', "-"))
 }
 
-/// Whether dkms has the module.
+/// Returns whether dkms has the module.
 fn is_known() -> Result<bool, Failure> {
     match on_path("dkms") {
         Some(dkms) => Ok(!output(Command::new(dkms).args(["status", PACKAGE]))?
@@ -204,7 +205,7 @@ fn is_known() -> Result<bool, Failure> {
     }
 }
 
-/// A system whose udev does not run, as in a container, reads them when it starts.
+/// Makes udev read its rules again. If udev does not run, as in a container, it reads them when it starts.
 fn reload_rules() -> Result<(), Failure> {
     match on_path("udevadm") {
         Some(udevadm) if Path::new("/run/udev/control").exists() => {
@@ -235,7 +236,7 @@ mod tests {
         assert!(read("main.c").contains(&format!("MODULE_VERSION(\"{version}\")")));
     }
 
-    /// As dkms does: by the expression of its configuration.
+    /// The test matches kernels by the expression in dkms's configuration, as dkms does.
     #[test]
     fn dkms_builds_for_no_kernel_that_the_module_does_not_know() {
         let file = root().join("kmod/dkms.conf");

@@ -1,4 +1,4 @@
-//! Loom: the queues' memory operations in every interleaving, in a build of its own.
+//! Loom: the queues' memory operations in every interleaving, in a separate build.
 
 mod mutants;
 mod statements;
@@ -24,7 +24,7 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// Runs the models with `deeper` more preemptions, and fails when one of them does.
+/// Runs the models with `deeper` more preemptions; fails if a model fails.
 fn run(deeper: u32) -> Result<(), Failure> {
     let counts = explore(deeper)?;
     if counts.failed == 0 {
@@ -71,14 +71,14 @@ fn target() -> PathBuf {
     root().join("target/loom")
 }
 
-/// One model: the program it is in, its name, and how long it takes.
+/// One model: its program, its name, and the time that it takes.
 struct Model {
     program: PathBuf,
     name: String,
     took: Duration,
 }
 
-/// `file:line=order` with each order below it.
+/// Returns `file:line=order` for each order that is weaker than the one in `place`.
 pub fn weaker(place: &str) -> Vec<String> {
     let Some((site, order)) = place.split_once('=') else {
         return Vec::new();
@@ -93,7 +93,7 @@ pub fn weaker(place: &str) -> Vec<String> {
         .collect()
 }
 
-/// The models in the programs that cargo says it has built in `tree`.
+/// Returns the models in the programs that cargo's output says it has built in `tree`.
 fn models_of(tree: &Path, told: &str) -> Result<Vec<Model>, Failure> {
     let mut models = Vec::new();
     let programs = told

@@ -1,5 +1,5 @@
-//! Planted bugs: each patch under tests/mutants is applied to a copy of the tree, where the test that it
-//! names has to fail by an assertion, and the protocol auditor has to find what the patch says.
+//! Planted bugs: each patch under tests/mutants is applied to a copy of the tree. The test that it names has to fail by
+//! an assertion there, and the protocol auditor has to find what the patch says.
 //!
 //! A patch begins with `Bug:`, `Carried by:` (which published system has it), `Test:` and `Auditor:`: a
 //! rule and the test in whose output it is named, or `no:` and why a wire cannot show it.
@@ -12,13 +12,13 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Patches that are built and tested at the same time, each in a tree and a target folder of its own.
+/// Patches that are built and tested at the same time, each with its own tree and target folder.
 const LANES: usize = 2;
-/// How long one test may take, its build included, at the lowest priority beside other stages. A test that hangs has not
-/// failed by an assertion.
+/// Time limit of one test with its build, at the lowest priority beside other stages. A test that hangs has not failed
+/// by an assertion.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// `PACKAGE/TARGET NAME`: the target is `lib` or an integration test.
+/// A test as `PACKAGE/TARGET NAME`: the target is `lib` or an integration test.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Test {
     package: String,
@@ -44,7 +44,7 @@ struct Verdict {
     found: bool,
 }
 
-/// Runs `cargo xtask planted` with its words: every patch, or those whose name contains a word.
+/// Runs `cargo xtask planted` with its arguments: every patch, or those whose name contains an argument.
 pub fn command(words: &[&str]) -> Result<(), Failure> {
     let counts = run(words)?;
     if counts.failed == 0 {
@@ -121,8 +121,8 @@ fn run(only: &[&str]) -> Result<Counts, Failure> {
 }
 
 /// Groups the patches by the program of their test, the longest group first: a lane takes a group, so that one lane
-/// alone compiles the program. In a group those of a file follow each other: a file that loses one patch is compiled
-/// with the next.
+/// alone compiles the program. In a group, patches of one file follow each other: the build that removes one patch
+/// applies the next.
 fn by_program(chosen: &[Planted]) -> Vec<Vec<&Planted>> {
     let mut groups = BTreeMap::<_, Vec<&Planted>>::new();
     for one in chosen {
@@ -242,7 +242,7 @@ impl Test {
     }
 }
 
-/// Copies what git knows of the tree, or would, where it differs: what is the same is not built again.
+/// Copies the files that git tracks, or would track, if they differ, so that unchanged files are not built again.
 pub fn copy_tree(tree: &Path) -> Result<(), Failure> {
     let mut list = Command::new("git");
     list.args([
@@ -277,7 +277,7 @@ fn remove_others(tree: &Path, folder: &Path, wanted: &BTreeSet<&str>) -> Result<
     Ok(())
 }
 
-/// Brings one file of the copy to what it is in the tree.
+/// Makes one file of the copy equal to the file in the tree.
 fn copy_file(tree: &Path, name: &Path) -> Result<(), Failure> {
     let (from, to) = (root().join(name), tree.join(name));
     let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", to.display()));
@@ -311,7 +311,7 @@ impl Lane {
 
     fn judge(&self, one: &Planted) -> Result<Verdict, Failure> {
         let mut apply = Command::new("git");
-        // The copy lies inside the repository and is none of it.
+        // The copy lies inside the repository, but git must not treat it as a part of it.
         apply
             .env("GIT_CEILING_DIRECTORIES", root().join("target/planted"))
             .current_dir(&self.tree)
@@ -415,7 +415,7 @@ impl Lane {
         cargo
     }
 
-    /// Builds and runs one test; everything that was printed.
+    /// Builds and runs one test; returns everything that was printed.
     fn run(&self, test: &Test) -> Result<String, Failure> {
         let mut cargo = self.cargo(&test.package);
         match test.target.as_str() {
@@ -452,7 +452,7 @@ fn assertion(output: &str) -> Option<String> {
     Some(format!("{what} ({place})"))
 }
 
-/// Why a test did not fail as it should.
+/// Returns the reason why a test did not fail as it should.
 fn why_not(output: &str) -> String {
     let told = [
         "error[",

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 const PACKAGE: &str = "nvme-stress";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Limits of a run in CI: commands that have ended, and seconds.
+/// Limits of a run in CI: a number of ended commands, and seconds.
 const SLICE: [&str; 4] = ["--commands", "300000", "--seconds", "15"];
 const SANITIZED: [&str; 5] = ["plain", "--commands", "60000", "--seconds", "15"];
-/// How long a weakened order has to show itself.
+/// Time in which a weakened order has to be detected.
 const MUTANT: Duration = Duration::from_secs(20);
 
 const USAGE: &str = "usage: cargo xtask stress [--commands N] [--minutes M] [--seed N] [plain]
@@ -33,7 +33,7 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// The program's words: it counts seconds.
+/// Returns the arguments for the stress program, which counts in seconds.
 fn arguments(words: &[&str]) -> Result<Vec<String>, Failure> {
     let mut arguments = Vec::new();
     let mut words = words.iter();
@@ -68,7 +68,7 @@ pub fn slices() -> Result<Counts, Failure> {
 fn build() -> Result<PathBuf, Failure> {
     let mut build = cargo();
     build.args(["rustc", "--release", "--package", PACKAGE, "--bin", PACKAGE]);
-    // It goes to other machines: half the size.
+    // The file is copied to other machines: without symbols it has half the size.
     build.args(["--", "-C", "strip=symbols"]);
     check(&mut build)?;
     Ok(target_dir().join("release").join(PACKAGE))
@@ -85,9 +85,9 @@ fn bundle(file: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The program under ThreadSanitizer. The compiler's own runtime is enough: the standard library is not
-/// instrumented, and what the program uses of it across threads (starting and joining them) the
-/// sanitizer intercepts. For a slice of seconds a low level of optimisation is enough.
+/// Returns the program, built with ThreadSanitizer. The compiler's runtime is enough: the standard library is not
+/// instrumented, and the sanitizer intercepts the calls by which it starts and joins threads. A low level of
+/// optimisation is enough for a run of seconds.
 fn sanitized(level: &str) -> Result<PathBuf, Failure> {
     let lib = tools::sysroot(Path::new("rustc")).map(|root| root.join("lib/rustlib").join(TARGET));
     let files = lib.and_then(|lib| std::fs::read_dir(lib.join("lib")).ok());
@@ -131,14 +131,14 @@ fn judged(program: &Path) -> Command {
     command
 }
 
-/// Weakens the order at each place that the program meets, one at a time: the sanitizer has to see it, or
-/// a command has to end wrong.
+/// Weakens the memory order at each place that the program reaches, one at a time: the sanitizer has to report it, or a
+/// command has to end wrong.
 fn mutants() -> Result<(), Failure> {
     let program = sanitized("3")?;
     let sites = root().join("target/tsan/sites.txt");
     // Absent on the first run.
     let _ = std::fs::remove_file(&sites);
-    // This run is not judged: the list of places is under a lock that the sanitizer does not see.
+    // The result of this run does not count: the list of places is under a lock that the sanitizer does not see.
     let mut run = Command::new(&program);
     run.args(SANITIZED).env("NVME_LOOM_SITES", &sites);
     check(run.env("TSAN_OPTIONS", "report_bugs=0"))?;

@@ -1,4 +1,4 @@
-//! NVIDIA's assembler over a PTX file: does it take it, and what does each function cost.
+//! Runs NVIDIA's assembler over a PTX file: whether it accepts the file, and what each function costs.
 
 use chores::process::{Failure, shown};
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub fn assemble(ptxas: &Path, gpu: &str, ptx: &Path, library: bool) -> Result<Ve
     Ok(costs(&text))
 }
 
-/// Where the machine code of `ptx` for `gpu` is written.
+/// Returns the path of the machine code of `ptx` for `gpu`.
 pub fn assembled(ptx: &Path, gpu: &str) -> PathBuf {
     ptx.with_extension(format!("{gpu}.cubin"))
 }

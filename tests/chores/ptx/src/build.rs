@@ -1,4 +1,4 @@
-//! One PTX file out of a crate: a static library with fat LTO, of which only the assembly is kept.
+//! Makes one PTX file of a crate: a static library with fat LTO, of which only the assembly is kept.
 
 use super::compiler::{Compiler, TARGET};
 use chores::process::{Failure, cargo, check, root};
@@ -43,9 +43,9 @@ pub struct Image {
     pub package: &'static str,
     pub features: &'static str,
     pub target: Target,
-    /// Functions for others to link, rather than kernels.
+    /// True if the file has functions for others to link, rather than kernels.
     pub library: bool,
-    /// Begins of the instructions that may be `.aligned`.
+    /// Prefixes of the instructions that may be `.aligned`.
     pub aligned: &'static [&'static str],
     /// Kernels whose blocks have a known number of threads, which bounds their registers: rustc has no attribute for it.
     pub threads: &'static [(&'static str, u32)],
@@ -54,14 +54,14 @@ pub struct Image {
     pub in_twos: &'static [&'static str],
     /// Kernels whose parameter begins with a `CUtensorMap`, and so at a multiple of 64: rustc knows 16 at most.
     pub with_maps: &'static [&'static str],
-    /// Where it is committed, if it is.
+    /// Path of the committed PTX, if it is committed.
     pub committed: Option<&'static str>,
-    /// Where its machine code is committed, if it is.
+    /// Path of the committed machine code, if it is committed.
     pub code: Option<&'static str>,
 }
 
 impl Image {
-    /// Where the build leaves it.
+    /// Returns the path of the file that the build writes.
     pub fn built(&self) -> PathBuf {
         folder().join(format!("{}.ptx", self.name))
     }
@@ -180,8 +180,8 @@ fn forget_last_build(package: &str, file: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes the crate disambiguators (`Cs<base 62>_`) out of mangled names: cargo derives them from
-/// paths and from its own version.
+/// Removes the crate disambiguators (`Cs<base 62>_`) from mangled names: cargo derives them from paths and from its own
+/// version.
 fn without_disambiguators(ptx: &str) -> String {
     let mut clean = String::with_capacity(ptx.len());
     for line in ptx.split_inclusive('\n') {

@@ -1,4 +1,4 @@
-//! Machine code of the images that the host loads at once: a file for each image, and a list of what is in them.
+//! Machine code of the images that the host loads at once: one file for each image, and a list of their contents.
 
 use super::build::Image;
 use chores::process::{Failure, output};
@@ -6,12 +6,12 @@ use std::path::Path;
 use std::process::Command;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// GPUs whose machine code is committed. That of sm_80 also runs on 8.6, 8.7 and 8.9, and so on (CUDA C++ Programming Guide,
-/// "Binary Compatibility"); PTX is for those that come later.
+/// GPUs whose machine code is committed. Code for sm_80 also runs on 8.6, 8.7 and 8.9, and so on (CUDA C++ Programming
+/// Guide, "Binary Compatibility"). Later GPUs use the PTX.
 pub const CODE_FOR: [&str; 4] = ["sm_80", "sm_90", "sm_100", "sm_120"];
-/// What is in the files of machine code.
+/// File that lists the contents of the files of machine code.
 pub const LIST: &str = "nvme-gpu-kernel/ptx/code.txt";
-/// As strong as it gets: it is compressed once and read often.
+/// Level of compression, the strongest: a file is compressed once and read often.
 const LEVEL: u8 = 10;
 
 /// The list of machine code, as it was committed or as it is now.
@@ -65,8 +65,8 @@ impl CodeList {
             .push(format!("{} {gpu} {bytes} {hash:016x}", image.name));
     }
 
-    /// Returns what is out of date in `committed`, whose machine code another assembler may have made differently. It may
-    /// list more GPUs.
+    /// Returns what is out of date in `committed`, whose machine code may come from another assembler. It may list more
+    /// GPUs.
     pub fn stale<'a>(&'a self, committed: &'a Self) -> impl Iterator<Item = String> + 'a {
         let is_same = self.assembler == committed.assembler;
         let judged = self
@@ -79,7 +79,7 @@ impl CodeList {
     }
 }
 
-/// Returns the file of machine code: as `nvme_gpu_kernel::KernelImage` reads it.
+/// Returns the file of machine code in the format that `nvme_gpu_kernel::KernelImage` reads.
 pub fn file(codes: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let mut file = b"NVMECODE".to_vec();
     file.extend((codes.len() as u32).to_le_bytes());

@@ -1,4 +1,4 @@
-//! The PTX that is in the repository, and whether it is what the sources give.
+//! Compares the PTX in the repository with the PTX that the sources give.
 
 use super::build::Image;
 use super::compiler::Compiler;
@@ -14,7 +14,7 @@ pub enum Verdict {
     OtherCompiler,
 }
 
-/// The file as it is committed: how it was made, then the PTX.
+/// Returns the content of the committed file: a line that says how it was made, then the PTX.
 pub fn with_header(image: &Image, compiler: &Compiler, ptx: &str) -> String {
     let mut text = format!(
         "// {}.ptx: written by `cargo xtask ptx --refresh`, not by hand.\n// {}\n",
@@ -45,7 +45,7 @@ fn versions(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Folders of this machine that the file names.
+/// Returns the folders of this machine that the file names.
 pub fn machine_paths(text: &str) -> Vec<String> {
     let roots = ["/home/", "/root/", "/tmp/", "/work", "/usr/", "/rustc/"];
     let lines = text.lines().enumerate();

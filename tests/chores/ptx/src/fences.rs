@@ -1,11 +1,11 @@
 //! Fences and scopes of each kernel: `nvme-gpu-kernel/ptx/fences.txt`, read off the control flow of the PTX.
 //!
-//! Two rules hold whatever the table says. On every path to a store to a tail doorbell a `fence.acq_rel.sys` comes
-//! after the last store to the submission ring or a list. On every path to a store to a head doorbell a
-//! `fence.acq_rel.sys` comes after the last relaxed load of a completion's phase tag, or an `ld.acquire.sys`.
+//! Two rules hold whatever the table says. On every path to a store to a tail doorbell a `fence.acq_rel.sys` follows
+//! the last store to the submission ring or a list. On every path to a store to a head doorbell a `fence.acq_rel.sys`
+//! follows the last relaxed load of a completion's phase tag, or an `ld.acquire.sys`.
 //!
-//! A group publishes its entries with one fence when there are new ones. The test for that is a branch, which the
-//! first rule takes for the fence where nothing but the fence lies behind it.
+//! A group publishes its entries with one fence if there are new ones. The first rule takes the branch of that test for
+//! the fence if its other side leads to the fence alone.
 
 use super::flow::Flow;
 use super::text::{Function, functions, opcode};
@@ -37,13 +37,13 @@ const HEAD: &str = "\
 # A refresh that fails the check writes nothing. `cargo xtask ptx --refresh --accept-fences` writes it.
 ";
 
-/// The lines of each function, by its name: what was found, and at how many places.
+/// Lines of each function, by its name: what kind of fence was found, and in how many places.
 #[derive(Default, Debug, PartialEq, Eq)]
 pub struct Fences(BTreeMap<String, Lines>);
 
 type Lines = BTreeMap<String, u32>;
 
-/// What needs no look at the rest of the path.
+/// Kind of a doorbell whose own fence is found, so that the rest of the path is not searched.
 const OWN: &str = "own fence";
 /// The line of the fences that are no doorbell's own.
 const SHARED: &str = "shared: fence.acq_rel.sys";
@@ -140,7 +140,7 @@ impl Fences {
         Ok(faults)
     }
 
-    /// The table as it is committed.
+    /// Returns the text of the table as it is committed.
     pub fn text(&self) -> String {
         let mut text = HEAD.to_string();
         for (name, lines) in &self.0 {
@@ -176,8 +176,8 @@ impl Fences {
         table
     }
 
-    /// What is weaker than `committed`, or may be, by function and line. Fewer places are none of it, as long as
-    /// a doorbell of each kind remains, nor are more with a fence of their own.
+    /// Returns, by function and line, what is weaker than in `committed`, or may be. Fewer places are no difference as
+    /// long as a doorbell of each kind remains; more places with their own fence are none either.
     pub fn differences(&self, committed: &Self) -> Vec<String> {
         let names: BTreeSet<&String> = self.0.keys().chain(committed.0.keys()).collect();
         let none = Lines::new();
@@ -211,7 +211,7 @@ impl Fences {
     }
 }
 
-/// Whether the doorbell is a submission queue's; `None` when its address comes from somewhere else.
+/// Returns whether the doorbell is a submission queue's; `None` if its address has an unknown origin.
 fn is_tail(flow: &Flow<'_>, doorbell: usize) -> Option<bool> {
     let mut registers = vec![flow.code[doorbell].split(['[', ']']).nth(1)?];
     let mut sites = BTreeSet::new();
@@ -275,7 +275,7 @@ fn own_doorbell(flow: &Flow<'_>, fence: usize) -> Option<usize> {
     None
 }
 
-/// The branches behind which a shared fence comes before anything that the bus or another function sees.
+/// Returns, for each branch, whether a shared fence follows before any access that the bus or another function sees.
 fn guards(flow: &Flow<'_>, own: &[(usize, usize)]) -> Vec<bool> {
     let mut leads = vec![false; flow.code.len()];
     let mut work: Vec<usize> = flow
@@ -331,14 +331,14 @@ mod tests {
         assert_eq!(table.text(), COMMITTED, "written by hand");
     }
 
-    /// Every fence of every kernel, with a smaller scope or gone, is named with its kernel.
+    /// The test weakens or removes every fence of every kernel; the check must name the kernel.
     #[test]
     fn each_fence_that_is_lost_is_named() {
         let committed = Fences::read(COMMITTED);
         let mut tried = 0;
         for ptx in committed_files() {
             for (at, line) in ptx.match_indices("fence.acq_rel.sys;") {
-                // In turns: both for each fence would take twice as long.
+                // Scopes are weakened and fences removed in turns: both for each fence would take twice as long.
                 let weaker = ["fence.acq_rel.gpu;", ""][tried % 2];
                 let weak = [&ptx[..at], weaker, &ptx[at + line.len()..]].concat();
                 let name = name_at(&weak, at);

@@ -92,14 +92,14 @@ impl<'a> Flow<'a> {
         (0..self.code.len()).filter(move |at| self.is(*at, begin))
     }
 
-    /// Whether the instruction's opcode is `begin` or begins with it and a dot.
+    /// Returns whether the instruction's opcode is `begin` or begins with `begin` and a dot.
     pub fn is(&self, at: usize, begin: &str) -> bool {
         let rest = opcode(self.code[at]).strip_prefix(begin);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     }
 
-    /// The instructions from which `from` can be reached over none for which `stop` holds. Those that
-    /// stop are among them.
+    /// Returns the instructions from which `from` can be reached without passing one for which `stop` holds. The
+    /// instructions that stop the search are among them.
     pub fn back(&self, from: usize, stop: impl Fn(usize) -> bool) -> Vec<usize> {
         let mut seen = vec![false; self.code.len()];
         let mut work = self.before[from].clone();

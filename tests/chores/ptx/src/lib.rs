@@ -3,8 +3,8 @@
 //! Here belong the build, the rules for its output and the tables of `nvme-gpu-kernel/ptx`. What a kernel
 //! computes is tested on the host and by `gpu-test`.
 //!
-//! The back end is only reachable through unstable switches, so the one command that builds for the
-//! GPU runs with `RUSTC_BOOTSTRAP=1` on whichever compiler has (sources of) a core library for it.
+//! The back end is only reachable through unstable switches, so the one command that builds for the GPU runs with
+//! `RUSTC_BOOTSTRAP=1` on whichever compiler has a core library for it, or its sources.
 
 mod assemble;
 mod build;
@@ -26,10 +26,10 @@ use compiler::Compiler;
 use pins::OnGpu;
 use std::path::{Path, PathBuf};
 
-/// GPUs for which the assembler must take a file that serves all of them without spilling registers.
+/// GPUs for which the assembler must accept a file without spilling registers, if the file serves all GPUs.
 const ASSEMBLE_FOR: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
-/// What images have in common.
+/// Values that the images share.
 const PLAIN: Image = Image {
     name: "",
     package: "nvme-compute-kernel",
@@ -70,7 +70,7 @@ const MAPPED: Image = Image {
     code: Some("nvme-gpu-kernel/ptx/nvme_gpu_mapped.code"),
     ..PLAIN
 };
-/// The kernel that writes rows: beside it the gathers would need more registers.
+/// The kernel that writes rows. In one image with the gathers it would make them need more registers.
 const SCATTER: Image = Image {
     name: "nvme_gpu_scatter",
     package: "nvme-gpu-kernel",
@@ -252,7 +252,7 @@ const PEER: Image = Image {
     committed: Some("tests/gpu/peer/peer.ptx"),
     ..PLAIN
 };
-/// All of these, in the order of the table of kernels.
+/// All images, in the order of the table of kernels.
 const IMAGES: [Image; 21] = [
     KERNELS,
     ROWS,
@@ -311,7 +311,7 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// Builds the PTX and checks it; with `refresh`, writes what is committed of it.
+/// Builds the PTX and checks it; with `refresh`, writes the committed files.
 pub fn run(refresh: bool) -> Result<(), Failure> {
     build_and_check(refresh, false)
 }
@@ -339,7 +339,7 @@ fn check_fences(images: &[(&Image, String)], refresh: bool, accept: bool) -> Res
     let differences = table.differences(&fences::Fences::read(&read(&path)?));
     if faults.is_empty() && differences.is_empty() {
         println!("{FENCES}: every fence and scope is there");
-        // Only how many places there are may differ.
+        // Only the number of places may differ.
         return if refresh {
             write(&path, &table.text())
         } else {
@@ -391,7 +391,7 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     } else {
         faults.extend(pins::sync_differences(&kernels, documented));
     }
-    // With another compiler or assembler the figures may differ: then only the limits hold.
+    // With another compiler or assembler the figures may differ, so only the limits are checked.
     if !refresh && same && documented != table {
         faults.push(format!(
             "{DOCUMENT}: the table of kernels is not what was built; `cargo xtask ptx --refresh` writes:\n{table}"
@@ -434,7 +434,7 @@ fn checked(
     Ok(assembled)
 }
 
-/// Compares the committed file with the build, or writes it.
+/// Compares the committed file with the build; with `refresh`, writes it.
 fn with_committed(
     image: &Image,
     compiler: &Compiler,

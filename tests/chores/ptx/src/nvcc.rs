@@ -1,4 +1,5 @@
-//! The device library as CUDA C++ users link it: compiled, linked, every symbol found.
+//! Checks the device library as users of CUDA C++ link it: it compiles and links, and every symbol
+//! is found.
 
 use chores::process::{Failure, check, root};
 use chores::tools;

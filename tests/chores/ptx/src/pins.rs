@@ -4,8 +4,8 @@ use super::assemble::Cost;
 use super::text::{Function, functions};
 use std::fmt::Write;
 
-/// How far a kernel's registers may lie above the documented number, in per cent: another compiler or
-/// assembler gives other numbers, but not so different ones.
+/// Percentage by which a kernel's registers may exceed the documented number: another compiler or assembler gives
+/// slightly different numbers.
 const SLACK: u32 = 15;
 
 /// The costs of a file on one GPU.
@@ -14,7 +14,7 @@ pub struct OnGpu {
     pub costs: Vec<Cost>,
 }
 
-/// What breaks a rule whatever the docs say: spills and stack of kernels.
+/// Returns the kernels that spill registers or use a stack, which no documented number allows.
 pub fn excesses(assembled: &[OnGpu]) -> Vec<String> {
     let mut found = Vec::new();
     for OnGpu { gpu, costs } in assembled {
@@ -77,12 +77,12 @@ impl Table {
     }
 }
 
-/// The column of a GPU: that of sm_90a is sm_90's.
+/// Returns the column of a GPU; sm_90a uses sm_90's.
 fn column(gpu: &str) -> &str {
     gpu.trim_end_matches('a')
 }
 
-/// Whether a function has a row: kernels, and what others call.
+/// Returns whether a function has a row in the table: kernels have one, and functions that users call.
 fn listed(function: &Function<'_>) -> bool {
     function.entry || function.name.starts_with("nvme_gpu_")
 }

@@ -1,9 +1,9 @@
-//! What can be read off PTX without an assembler: what must not be there, and what each function does.
+//! Reads facts from PTX without an assembler: forbidden instructions, and what each function does.
 
 /// One function or kernel of a PTX file.
 pub struct Function<'a> {
     pub name: &'a str,
-    /// A kernel: the host launches it.
+    /// True for a kernel, which the host launches.
     pub entry: bool,
     /// Its instructions, trimmed, without predicates.
     pub body: Vec<&'a str>,
@@ -149,15 +149,15 @@ pub fn complaints(ptx: &str, aligned: &[&str]) -> Vec<String> {
     found
 }
 
-/// Whether a statement of the line is `.aligned` and not one of those that may be.
+/// Returns whether a statement of the line is `.aligned` although it is not one of `may_be`.
 fn has_aligned(line: &str, may_be: &[&str]) -> bool {
     let words = line.split(|c: char| c.is_whitespace() || c == ';' || c == '{');
     let mut aligned = words.filter(|word| word.contains(".aligned"));
     aligned.any(|word| !may_be.iter().any(|begin| word.starts_with(begin)))
 }
 
-/// Registers that point into tables of constants, which the compiler makes of a `match` over numbers:
-/// those are never written, so they may be loaded by any path.
+/// Registers that point into tables of constants, which the compiler makes of a `match` over numbers. These tables are
+/// never written, so any load may read them.
 #[derive(Default)]
 struct Tables<'a>(Vec<&'a str>);
 
@@ -195,8 +195,8 @@ fn is_unordered_atomic(line: &str) -> bool {
         })
 }
 
-/// Calls of `compiler_fence` in device sources: the compiler dies on them, and not with a message
-/// that names the line.
+/// Returns the lines with a call of `compiler_fence` in device sources: the compiler crashes on such a call, with a
+/// message that does not name the line.
 pub fn compiler_fences(path: &str, source: &str) -> Vec<String> {
     let code = |line: &str| {
         line.split("//")

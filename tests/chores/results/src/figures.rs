@@ -53,7 +53,7 @@ fn known() -> Vec<String> {
     names
 }
 
-/// Reads the figures of a file, each of whose lines has every column, none of them empty.
+/// Reads a file of figures and checks that no column of a line is empty.
 fn parse(path: &Path, text: &str) -> Result<Vec<Figure>, Failure> {
     let fault =
         |line: usize, what: String| Failure::new(format!("{}: line {line} {what}", path.display()));

@@ -1,6 +1,7 @@
-//! Recorded runs: what is appended to docs/results, the page and the tables that are made of it.
+//! Recorded runs: the lines that are appended in docs/results, and the page and the tables that are made from them.
 //!
-//! Here belongs what reads and writes tables of runs. What measures is in `nvme-bench` and in the examples.
+//! Code that reads and writes tables of runs belongs here. The code that measures is in `nvme-bench` and in the
+//! examples.
 
 pub mod figures;
 pub mod results;

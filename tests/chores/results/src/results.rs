@@ -1,9 +1,10 @@
-//! Results of runs by hand: `docs/results/runs.tsv` has a line for each recorded run,
-//! `docs/results/README.md` shows those of the last day, and `cargo xtask results runs` the last one of each subject.
+//! Results of runs that people started: `docs/results/runs.tsv` has a line for each recorded run,
+//! `docs/results/README.md` shows the runs of the last day, and `cargo xtask results runs` prints the last one of each
+//! subject.
 //!
-//! `cargo xtask record SUBJECT -- COMMAND...` runs a command and adds its line; the outcome is the last
-//! line that the command printed. The program needs nothing but itself, so it can be carried to a
-//! machine without Rust: `xtask record --to FILE --version COMMIT SUBJECT -- COMMAND...`.
+//! `cargo xtask record SUBJECT -- COMMAND...` runs a command and adds its line; the outcome is the last line that the
+//! command printed. The program needs no other file, so it can be copied to a machine without Rust: `xtask record --to
+//! FILE --version COMMIT SUBJECT -- COMMAND...`.
 
 use chores::process::{Failure, output, root};
 use std::io::{BufRead, BufReader, Write};
@@ -31,7 +32,7 @@ results NAME` prints one.
 /// One recorded run: its fields in the order of [`COLUMNS`].
 type Run = [String; COLUMNS.len()];
 
-/// What `cargo xtask record` was asked to do.
+/// The arguments of `cargo xtask record`.
 #[derive(Debug, PartialEq, Eq)]
 struct Request {
     to: Option<PathBuf>,
@@ -71,8 +72,8 @@ impl Request {
     }
 }
 
-/// Runs `cargo xtask record` with its words: the command's output goes through, and its exit status
-/// becomes this program's.
+/// Runs `cargo xtask record` with its arguments: the command's output is passed through, and its exit status becomes
+/// this program's.
 pub fn record(words: &[&str]) -> Result<(), Failure> {
     let request = Request::read(words).ok_or_else(|| Failure::new(USAGE))?;
     let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", request.command[0]));
@@ -130,7 +131,7 @@ fn page_file() -> PathBuf {
     root().join("docs/results/README.md")
 }
 
-/// Adds a line to `file`, which gets its line of columns when it is made.
+/// Adds a line to `file`; a new file gets the line of column names first.
 fn append(file: &Path, run: &Run) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", file.display()));
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Whether a command may end as it did, and what that says of the blocks.
+//! Decides whether a command may end as it did, and what its end says about the blocks.
 
 use super::{Accounts, Failure, Record};
 use crate::fault::Kind;
@@ -9,7 +9,7 @@ use nvme_core::spec::Status;
 use nvme_sim::Fault;
 
 impl Accounts<'_> {
-    /// What the command has done to the blocks, or found there.
+    /// Applies the effect of the command on the model of the blocks, or checks the data that it read.
     pub(super) fn take_effect(
         &mut self,
         id: u32,
@@ -23,7 +23,7 @@ impl Accounts<'_> {
         let honest = !matches!(record.fault, Some(Fault::LateData(_)));
         let success = matches!(outcome, CommandOutcome::Completed(status) if status.is_success());
         let refused = match (outcome, record.fault) {
-            // A status that was made up: the command was not executed.
+            // The status was made up by the fault: the command was not executed.
             (CommandOutcome::Completed(status), Some(Fault::Status(given))) => status == given,
             _ => false,
         };
@@ -90,7 +90,7 @@ pub(super) fn check_status(
         );
         Err(Failure::new("account", text))
     };
-    // Unless it was dropped, the controller still had it, and this is its end in place of any other.
+    // Unless the command was dropped, the controller still had it, so it may end as aborted.
     if is_aborted(status) && record.abortable && record.fault != Some(Fault::Drop) {
         return Ok(());
     }

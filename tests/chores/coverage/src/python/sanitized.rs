@@ -1,8 +1,8 @@
 //! `cargo xtask python --asan`: the tests of Python with the extension module and the stand-in of CUDA under
 //! AddressSanitizer.
 //!
-//! Not a stage: the build takes minutes, and it shares nothing with others. The interpreter is Debian's: it loads
-//! the sanitizer's runtime first, and takes each object from malloc, so that what it frees is known.
+//! This is not a stage: the build takes minutes, and no other stage can use it. The interpreter is Debian's: it loads
+//! the sanitizer's runtime first and allocates each object with malloc, so that the sanitizer knows what it frees.
 
 use super::{Tools, pytest, python_over};
 use chores::process::{Failure, cargo, check, output, target_dir};
@@ -31,19 +31,19 @@ pub fn run(tools: &Tools) -> Result<Counts, Failure> {
     check(&mut build)?;
 
     let built = folder.join(TRIPLE).join("debug");
-    // With the library of C++ the runtime sees exceptions of torch.
+    // If the library of C++ is loaded, the runtime sees exceptions of torch.
     let runtimes = [runtime("libasan.so")?, runtime("libstdc++.so")?];
     let mut python = python_over(tools, &folder, &built)?;
     python
         .env("LD_PRELOAD", runtimes.join(" "))
         .env("PYTHONMALLOC", "malloc")
         .env("NVME_GPU_ASAN", "1")
-        // What Python keeps until its end are no leaks; sizes that cannot be are errors of Python.
+        // Objects that Python keeps until its end are not leaks. Impossible sizes are errors that Python reports.
         .env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1");
     pytest(&mut python)
 }
 
-/// Where the C compiler has the sanitizer's shared runtime.
+/// Returns the path of the sanitizer's shared runtime of the C compiler.
 fn runtime(name: &str) -> Result<String, Failure> {
     let mut ask = Command::new("gcc");
     let found = output(ask.arg(format!("-print-file-name={name}")))?;

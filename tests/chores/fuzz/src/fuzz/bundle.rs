@@ -1,4 +1,4 @@
-//! The targets as programs that run where there is no Rust: an archive of binaries, corpora and
+//! The targets as programs for machines without Rust: an archive of binaries, corpora and
 //! dictionaries, and a script that unpacks and runs it.
 
 use super::{dictionary, failed};
@@ -8,7 +8,7 @@ use std::process::Command;
 
 /// The newest C library that the binaries may want.
 const GLIBC: (u32, u32) = (2, 35);
-/// Libraries that a machine without a compiler may lack: they go along.
+/// Libraries that a machine without a compiler may lack; the archive contains them.
 const LIBRARIES: [&str; 2] = ["libstdc++.so.6", "libgcc_s.so.1"];
 /// What the archive holds.
 const PARTS: [&str; 4] = ["bin", "corpus", "dictionaries", "lib"];
@@ -41,7 +41,8 @@ pub fn make(built: &Path, targets: &[String], folder: &Path) -> Result<(), Failu
         std::fs::create_dir_all(&corpus).map_err(failed(&corpus))?;
         let found = root().join("target/fuzz-corpus").join(target);
         if found.is_dir() {
-            // The smallest set of inputs that reaches what all of them reach.
+            // Merging keeps the smallest set of inputs that reaches everything that all inputs
+            // reach.
             check(
                 Command::new(built.join(target))
                     .args(["-merge=1", "-verbosity=0", "-max_len=4096"])

@@ -1,4 +1,5 @@
-//! What the corpora of the targets reach: lines of the files that each target is for.
+//! The coverage of the targets' corpora: lines that they reach in the files that each target is
+//! for.
 
 use chores::process::{Failure, check, root, target_dir};
 use chores_coverage::coverage::{Lines, instrumented, llvm, ranges};

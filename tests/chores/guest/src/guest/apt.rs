@@ -1,7 +1,7 @@
 //! Debian packages for the guest, unpacked under the target folder: nothing is installed on this machine.
 //!
-//! Each suite has a package database of its own, which begins empty, so that apt resolves every
-//! dependency. Signatures are checked against the machine's Debian keyring.
+//! Each suite has its own package database, which is empty at first, so that apt resolves every dependency. Signatures
+//! are checked against the machine's Debian keyring.
 
 use chores::process::{Failure, NETWORK, check_retried, output};
 use chores::tools::{APT_LOCK, on_path};
@@ -77,7 +77,7 @@ impl Suite {
         Ok(())
     }
 
-    /// Downloads one package without what it depends on, and unpacks it into `root`.
+    /// Downloads one package without its dependencies and unpacks it into `root`.
     pub fn unpack_one(&self, package: &str, root: &Path) -> Result<(), Failure> {
         let mut download = self.apt("apt-get");
         let archives = self.folder.join("archives");
@@ -92,7 +92,7 @@ impl Suite {
         Err(Failure::new(format!("apt-get download {package}: no file")))
     }
 
-    /// What the package depends on, by name.
+    /// Returns the names of the packages that the package depends on.
     pub fn depends(&self, package: &str) -> Result<Vec<String>, Failure> {
         let text = output(self.apt("apt-cache").args(["depends", package]))?;
         let names = text
@@ -129,7 +129,7 @@ fn archive() -> Result<String, Failure> {
 
 fn unpack(package: &Path, root: &Path) -> Result<(), Failure> {
     make_folder(root)?;
-    // Not shown one by one: there are more than a hundred.
+    // These commands are not printed: there are more than a hundred.
     output(Command::new("dpkg-deb").arg("-x").arg(package).arg(root)).map(drop)
 }
 

@@ -17,7 +17,7 @@ pub fn events(folder: &Path) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// No rule was broken in the log of a controller with these namespaces.
+/// Fails if the log of a controller with these namespaces shows that a rule was broken.
 pub fn judge(log: &Path, namespaces: &[u32]) -> Result<(), Failure> {
     let mut audit = auditor();
     audit.arg("qemu").arg(log);

@@ -1,4 +1,4 @@
-//! The table of boots: which devices, and which tests run with them.
+//! The table of boots: the devices of each boot, and the tests that run with them.
 
 use super::dmar::Dmar;
 
@@ -8,11 +8,11 @@ pub struct Boot {
     pub name: &'static str,
     /// Part of `cargo xtask guest` without a name, and of CI.
     pub always: bool,
-    /// Disk images to create (sparse): name in the boot's folder, MiB.
+    /// Disk images (sparse) to create: the name in the boot's folder, and the size in MiB.
     pub images: &'static [(&'static str, u64)],
     /// Words of QEMU's command line; `{dir}` is the boot's folder.
     pub devices: &'static [&'static str],
-    /// What `nvme-gpu serve --device` gets, one for each controller of ours; `{dir}` is the boot's folder.
+    /// Arguments of `nvme-gpu serve --device`, one for each simulated controller; `{dir}` is the boot's folder.
     pub servers: &'static [&'static str],
     /// Shell variables for the tests.
     pub variables: &'static str,
@@ -28,22 +28,23 @@ pub struct Boot {
     pub cpus: u32,
     pub memory_mib: u32,
     pub deadline_s: u64,
-    /// QEMU's own controllers must not have seen undefined behaviour of the driver (`pci_nvme_ub*`).
+    /// True if QEMU's controllers must not log undefined behaviour of the driver (`pci_nvme_ub*`).
     pub defined: bool,
-    /// Namespaces of the boot's one controller of QEMU's, whose trace the protocol auditor reads; none: it
-    /// reads nothing.
+    /// Namespaces of the boot's only QEMU controller, whose trace the protocol auditor reads. If the list is empty, it
+    /// reads no trace.
     pub audit: &'static [u32],
-    /// Rules that the tests break on purpose, as the protocol auditor of our controllers names them.
+    /// Rules that the tests break on purpose, by the names that the protocol auditor of the simulated controllers
+    /// prints.
     pub breaks: &'static [&'static str],
     /// The last test leaves the boot's one controller of QEMU's running: the kernel's end has to shut it down.
     pub leaves_running: bool,
-    /// What must be in an image afterwards: its name, a byte offset, text.
+    /// Content that an image must have afterwards: the image's name, a byte offset, and the text there.
     pub left_behind: &'static [(&'static str, u64, &'static str)],
     /// Files of tests/guest/scripts, without their ending, in order.
     pub tests: &'static [&'static str],
 }
 
-/// What a boot is unless it says otherwise.
+/// Default values of a boot.
 const PLAIN: Boot = Boot {
     name: "",
     always: true,
@@ -67,7 +68,7 @@ const PLAIN: Boot = Boot {
     tests: &[],
 };
 
-/// QEMU's own controller with serial number S0.
+/// QEMU's controller with serial number S0.
 const ONE_DISK: &[&str] = &[
     "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
     "-device nvme,id=c0,serial=S0,drive=d0",
@@ -118,7 +119,7 @@ pub const BOOTS: &[Boot] = &[
         images: &[("d0.img", 64)],
         servers: &["sim:{dir}/d0.img?serial=S0&wc=on&hmpre=4096&hmmin=1024"],
         variables: "SERIAL=S0",
-        // A read past the end, to see that it is refused.
+        // One test reads past the end, to see that the controller refuses it.
         breaks: &["LbaRange"],
         tests: &["linux-features"],
         ..PLAIN
@@ -191,7 +192,7 @@ pub const BOOTS: &[Boot] = &[
         ],
         variables: "SERIAL=S0 BDF=0000:00:10.0 LEAVING=0000:01:00.0",
         iommu: true,
-        // Doorbells of queues that a reset took away are rung: that is the point of the test.
+        // The test rings doorbells of queues that a reset has deleted, to see that nothing happens.
         defined: false,
         tests: &["driver-reset", "driver-contract", "vfio-unplug"],
         ..PLAIN
@@ -246,8 +247,8 @@ pub const BOOTS: &[Boot] = &[
         tests: &["vfio-shapes", "vfio-cmb"],
         ..PLAIN
     },
-    // What may use a drive: each user is real, and named by `bind`. One controller of a subsystem is Linux's, the other
-    // one ours, over the same namespace.
+    // The possible users of a drive: each test has a real one, and `bind` must name it. Linux drives one controller
+    // of a subsystem and the tests the other one, over the same namespace.
     Boot {
         name: "holders",
         images: &[("d0.img", 64), ("d1.img", 128)],
@@ -296,11 +297,12 @@ pub const BOOTS: &[Boot] = &[
         devices: &[
             "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
             "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10,mdts=9",
-            // A drive behind a port whose link comes up again after a reset: QEMU's faster ones do not say that it has.
+            // A drive behind a port whose link comes up again after a reset. QEMU's faster ports do not report that
+            // it has.
             "-device pcie-root-port,id=rp0,chassis=1,slot=1,addr=0x12,x-speed=2_5",
             "-drive file={dir}/d1.img,if=none,id=d1,format=raw,cache=unsafe",
             "-device nvme,id=c1,serial=S1,drive=d1,bus=rp0",
-            // One with a function beside it that no driver has, behind a faster port: nothing recovers there.
+            // A drive with a function beside it that has no driver, behind a faster port: this one does not recover.
             "-device pcie-root-port,id=rp1,chassis=2,slot=2,addr=0x13",
             "-drive file={dir}/d2.img,if=none,id=d2,format=raw,cache=unsafe",
             "-device edu,bus=rp1,addr=0x0.1",
@@ -308,7 +310,7 @@ pub const BOOTS: &[Boot] = &[
         ],
         variables: "SERIAL=S0 BDF=0000:00:10.0 BEHIND=0000:01:00.0 LOST=0000:02:00.0 BESIDE=0000:02:00.1 LENDER=nvme_gpu \
                     DEVICE=kmod:0000:00:10.0",
-        // Room for what the kernel says each time that memory has run out.
+        // The log must have room for the kernel's messages each time that memory has run out.
         kernel: "log_buf_len=4M",
         iommu: true,
         deadline_s: 1200,
@@ -341,8 +343,8 @@ pub const BOOTS: &[Boot] = &[
         ],
         ..PLAIN
     },
-    // The same where the kernel does not know that host bridges pass transactions on: for `--kernel FOLDER`, whose
-    // CONFIG_PCI_P2PDMA Debian's kernels lack.
+    // The same boot with a kernel that does not know that host bridges pass transactions on. It needs `--kernel
+    // FOLDER`: CONFIG_PCI_P2PDMA is off in Debian's kernels.
     Boot {
         name: "kmod-far",
         always: false,
@@ -354,8 +356,8 @@ pub const BOOTS: &[Boot] = &[
         tests: &["kmod-far"],
         ..PLAIN
     },
-    // A function that no IOMMU translates for, one whose interrupts are not isolated, one that firmware has memory of
-    // its own for, and a kernel that is locked down.
+    // The functions: one that no IOMMU translates for, one whose interrupts are not isolated, one for which firmware
+    // reserves memory. The kernel is locked down.
     Boot {
         name: "kmod-bare",
         images: &[("d0.img", 64), ("d1.img", 64), ("d2.img", 64)],
@@ -380,7 +382,8 @@ pub const BOOTS: &[Boot] = &[
         tests: &["kmod-bare"],
         ..PLAIN
     },
-    // Two functions of one IOMMU group and, on the interrupt line of the first, a third; nothing is translated by itself.
+    // Two functions share one IOMMU group, and a third shares the interrupt line of the first. No function is
+    // translated for alone.
     Boot {
         name: "kmod-group",
         images: &[("d0.img", 64), ("d1.img", 64), ("d2.img", 64)],
@@ -429,8 +432,8 @@ pub const BOOTS: &[Boot] = &[
         tests: &["kmod-fuzz"],
         ..PLAIN
     },
-    // Both ends ours, with the kernel's VFIO and IOMMU between them. No limit on transfers, which QEMU's
-    // controller does not offer, so that PRP lists are chained.
+    // Both ends are this workspace's, with the kernel's VFIO and IOMMU between them. There is no limit on transfers,
+    // which QEMU's controller does not offer, so that PRP lists are chained.
     Boot {
         name: "vfio-ours",
         images: &[("d0.img", 256)],
@@ -440,7 +443,7 @@ pub const BOOTS: &[Boot] = &[
         tests: &["driver-transfers", "driver-reset"],
         ..PLAIN
     },
-    // By iommufd, which Debian's kernels lack: for `--kernel FOLDER`.
+    // A boot with iommufd, which Debian's kernels lack: it needs `--kernel FOLDER`.
     Boot {
         name: "vfio-iommufd",
         always: false,
@@ -475,7 +478,7 @@ pub const BOOTS: &[Boot] = &[
         tests: &["vfio-long"],
         ..PLAIN
     },
-    // The same on QEMU's controller: whether a test or our controller is wrong.
+    // The same tests on QEMU's controller, which show whether a test or the simulated controller is wrong.
     Boot {
         name: "linux-reference",
         always: false,

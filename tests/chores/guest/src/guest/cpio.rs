@@ -5,7 +5,7 @@ use chores::process::Failure;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// An archive being written. Folders are added before what lies in them.
+/// An archive that is being written. Folders are added before their content.
 #[derive(Default)]
 pub struct Archive {
     bytes: Vec<u8>,

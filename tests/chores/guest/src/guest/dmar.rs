@@ -1,5 +1,5 @@
-//! A table of the firmware, DMAR, in the place of QEMU's: which functions the IOMMU translates for, and for which of
-//! them the firmware has memory of its own (RMRR). Linux takes it from its initramfs (CONFIG_ACPI_TABLE_UPGRADE).
+//! A table of the firmware, DMAR, that replaces QEMU's. It says for which functions the IOMMU translates, and for which
+//! of them the firmware reserves memory (RMRR). Linux reads it from its initramfs (CONFIG_ACPI_TABLE_UPGRADE).
 //!
 //! "Intel Virtualization Technology for Directed I/O", chapter 8.
 
@@ -9,7 +9,7 @@ pub const PLACE: &str = "kernel/firmware/acpi/dmar.aml";
 /// Devices on bus 0, function 0 of each.
 #[derive(Clone, Copy)]
 pub struct Dmar {
-    /// Those that the IOMMU translates for; it does for no other.
+    /// Device numbers of the functions that the IOMMU translates for; it translates for no other.
     pub translated: &'static [u8],
     /// The one with memory reserved for the firmware.
     pub own_memory: u8,
@@ -21,7 +21,7 @@ const REGISTERS: u64 = 0xFED9_0000;
 const OWN_MEMORY: u64 = 0xFEFF_C000;
 const PAGE: u64 = 4096;
 const HEADER: usize = 36;
-/// Above that of QEMU's table, or Linux keeps QEMU's.
+/// Revision of the table: higher than that of QEMU's table, or Linux keeps QEMU's.
 const REVISION: u32 = 2;
 /// Types of structures.
 const UNIT: u16 = 0;
@@ -50,7 +50,7 @@ impl Dmar {
     }
 }
 
-/// One function, by its path from bus 0.
+/// Encodes one function as a device scope, with its path from bus 0.
 fn scope(device: u8) -> [u8; 8] {
     const ENDPOINT: u8 = 1;
     [ENDPOINT, 8, 0, 0, 0, 0, device, 0]

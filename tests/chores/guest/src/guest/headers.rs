@@ -54,7 +54,8 @@ impl KernelHeaders {
         let text = String::from_utf8_lossy(&read(&makefile)?).into_owned();
         let here = folder.join("usr/src").display().to_string();
         write(&makefile, text.replace("/usr/src", &here).as_bytes())?;
-        // With it, type information is made by a tool that is not in the packages.
+        // If `vmlinux` exists, the build makes type information with a tool that is not in the
+        // packages.
         let vmlinux = self.build.join("vmlinux");
         if vmlinux.exists() {
             fs::remove_file(&vmlinux).map_err(|error| failed(&vmlinux, &error))?;

@@ -1,11 +1,12 @@
 //! The image of a kernel (bzImage): Documentation/arch/x86/boot.rst of Linux has its header.
 
-/// The field `setup_sects`: sectors of 512 bytes before the rest of the image, beside the first one.
+/// Offset of the field `setup_sects`: the number of sectors of 512 bytes between the first one and the rest of the
+/// image.
 const SETUP_SECTORS: usize = 0x1F1;
 /// The fields `payload_offset` and `payload_length`.
 const PAYLOAD_OFFSET: usize = 0x248;
 const PAYLOAD_LENGTH: usize = 0x24C;
-/// How a frame of zstd begins.
+/// The first bytes of a frame of zstd.
 const ZSTD: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 
 /// Returns the kernel that is packed in `image`, if it is packed by zstd.
@@ -19,7 +20,7 @@ pub fn packed_kernel(image: &[u8]) -> Option<&[u8]> {
         sectors => usize::from(sectors),
     };
     let start = 512 * (sectors + 1) + word(PAYLOAD_OFFSET)?;
-    // Its last four bytes are the length of what is packed.
+    // The last four bytes of the payload are the length of the unpacked kernel.
     let end = start + word(PAYLOAD_LENGTH)?.checked_sub(4)?;
     let payload = image.get(start..end)?;
     payload.starts_with(&ZSTD).then_some(payload)

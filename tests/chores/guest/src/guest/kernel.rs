@@ -9,15 +9,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How much longer tests may take on a kernel that was built to find faults.
+/// Factor for time limits on a kernel that was built to find faults.
 const PATIENCE: u64 = 8;
 
-/// What a guest boots, and what modules are built by.
+/// The kernel that a guest boots, with the files that modules are built with.
 pub struct Kernel {
     pub image: PathBuf,
     /// Where `make -C` goes.
     pub build: PathBuf,
-    /// The folder with its modules by version, where the base of the initramfs lacks them.
+    /// Folder with the kernel's modules by version, if the base of the initramfs lacks them.
     pub modules: Option<PathBuf>,
 }
 
@@ -54,7 +54,7 @@ impl Kernel {
         }
         make_folder(&root)?;
         let place = format!("INSTALL_MOD_PATH={}", root.display());
-        // The index is made by the guest's own depmod.
+        // The guest's own depmod makes the index.
         check(
             make()
                 .args(["modules_install", "INSTALL_MOD_STRIP=1", "DEPMOD=true"])
@@ -81,7 +81,7 @@ impl Kernel {
         })
     }
 
-    /// How many times as long as on Debian's kernel everything may take.
+    /// Returns the factor for time limits, compared with Debian's kernel.
     pub fn patience(&self) -> u64 {
         match self.modules {
             None => 1,
@@ -89,7 +89,7 @@ impl Kernel {
         }
     }
 
-    /// The boot as it is on this kernel.
+    /// Returns the boot with the time limits of this kernel.
     pub fn adapted(&self, boot: &Boot) -> Boot {
         Boot {
             deadline_s: boot.deadline_s * self.patience(),

@@ -1,4 +1,4 @@
-//! One boot of QEMU: its command line, the lines that come over its serial port, its end.
+//! One boot of QEMU: its command line, the lines of its serial port, its end.
 
 use super::apt::{failed, write};
 use super::audit;
@@ -15,15 +15,15 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// All that QEMU emulates but two flags, by which programs and the kernel copy bytes in one instruction: QEMU emulates it
-/// byte by byte.
+/// All features that QEMU emulates, without the two flags by which programs and the kernel copy bytes in one
+/// instruction: QEMU emulates that instruction byte by byte.
 const PROCESSOR: &str = "max,-erms,-fsrm";
 /// The same as AMD's first Zen: a kernel with CONFIG_PCI_P2PDMA trusts host bridges from there on.
 const PEER_PROCESSOR: &str = "max,-erms,-fsrm,family=23,model=1";
-/// Events of QEMU's controllers: one was enabled, one is to shut down.
+/// Events of QEMU's controllers: a controller was enabled, and a controller is asked to shut down.
 pub const STARTED: &str = "pci_nvme_mmio_start_success";
 pub const SHUT_DOWN: &str = "pci_nvme_mmio_shutdown_set";
-/// Where the first controller of ours lies on the PCI bus.
+/// PCI slot of the first simulated controller.
 const FIRST_SLOT: usize = 0x10;
 
 /// A running QEMU. It is killed when this is dropped.
@@ -34,7 +34,7 @@ pub struct Machine {
     deadline: Instant,
 }
 
-/// What came next out of the guest.
+/// The next thing that the guest printed or did.
 pub enum Next {
     Line(String),
     Ended(ExitStatus),
@@ -166,7 +166,7 @@ impl Machine {
         let mut socket = UnixStream::connect(&self.monitor).map_err(broken)?;
         socket.write_all(line.as_bytes()).map_err(broken)?;
         socket.write_all(b"\n").map_err(broken)?;
-        // QEMU reads what was sent before it sees the end; a moment is left for the prompt to come back.
+        // QEMU reads the commands before it sees the end of the connection. The pause leaves time for its prompt.
         socket
             .set_read_timeout(Some(Duration::from_secs(2)))
             .map_err(broken)?;
@@ -181,7 +181,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Waits for QEMU itself, as long as the deadline allows.
+    /// Waits for QEMU's process to end, as long as the deadline allows.
     pub fn end(&mut self) -> Result<Next, Failure> {
         loop {
             let status = self.qemu.try_wait();
@@ -196,7 +196,7 @@ impl Machine {
         }
     }
 
-    /// Waits for QEMU as long as the person at the terminal likes.
+    /// Waits for QEMU without a limit: a person uses the terminal.
     pub fn wait(mut self) -> Result<(), Failure> {
         let status = self.qemu.wait();
         status
@@ -214,9 +214,8 @@ impl Drop for Machine {
 }
 
 fn kernel_line(boot: &Boot) -> String {
-    // The log goes to the second port, so that it never splits a line of the tests.
-    // An emulated processor may be too slow for the kernel's check of its timer, and has none of the faults that kernels
-    // work around.
+    // The log uses the second port, so that it never splits a line of the tests. An emulated processor may be too slow
+    // for the kernel's check of its timer, and has none of the faults that kernels work around.
     let mut line = "console=ttyS1 loglevel=7 panic=-1 rdinit=/init no_timer_check nokaslr \
                     mitigations=off tsc=reliable"
         .to_string();

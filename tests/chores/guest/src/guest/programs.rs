@@ -1,4 +1,4 @@
-//! What of ours runs in the guest: the release programs without their debugging information, because the
+//! This workspace's programs in the guest: the release programs without their debugging information, because the
 //! initramfs is loaded at every boot. Their libraries are in its base.
 
 use super::apt::make_folder;
@@ -8,7 +8,7 @@ use chores::tools::on_path;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Package and program, of those in the guest.
+/// Package and program name of each program in the guest.
 pub const PROGRAMS: [Program; 3] = [TOOL, IN_GUEST, OF_NODE];
 
 /// Builds the programs, and the auditor that judges traces here, and returns the folder that they are in.

@@ -1,4 +1,4 @@
-//! Runs one boot: its images, the controllers that it needs, the guest, and what its lines mean.
+//! Runs one boot: makes its images, starts its controllers and the guest, and interprets the guest's lines.
 
 use super::apt::{failed, files, make_folder, write};
 use super::audit;
@@ -22,7 +22,7 @@ use std::time::Instant;
 pub struct Bench {
     pub tree: Tree,
     pub kernel: Kernel,
-    /// Where our programs were built.
+    /// Folder of the workspace's built programs.
     pub programs: PathBuf,
     /// The kernel modules: nvme_gpu, the test exporter, the stand-in of gdrdrv.
     pub modules: [PathBuf; 3],
@@ -35,7 +35,7 @@ pub struct Outcome {
 }
 
 impl Bench {
-    /// Boots `boot` with `tests` and returns what the guest said.
+    /// Boots `boot` with `tests` and returns the outcome that the guest reported.
     pub fn run(&self, boot: &Boot, tests: &[&str]) -> Result<Outcome, Failure> {
         let began = Instant::now();
         let boot = &self.kernel.adapted(boot);
@@ -72,7 +72,7 @@ impl Bench {
         if !boot.audit.is_empty() {
             outcome.require(audit::judge(&folder.join("qemu.log"), boot.audit));
         }
-        // One test alone need not provoke or leave behind what all of them do.
+        // Only the whole list of tests has to provoke, and leave behind, what the boot declares.
         if tests.len() == boot.tests.len() {
             outcome.require(defined(boot, &log));
             outcome.require(left_behind(boot, &folder));
@@ -142,7 +142,7 @@ impl Bench {
         Ok(folder)
     }
 
-    /// The base and, after it, what changes from build to build and boot to boot.
+    /// Joins the base and a second part, which changes from build to build and from boot to boot.
     fn initramfs(
         &self,
         folder: &Path,
@@ -197,11 +197,11 @@ impl Bench {
     }
 }
 
-/// What came over the serial port, and which tests it says have passed.
+/// Lines of the serial port, and the tests that they report as passed.
 #[derive(Default)]
 struct Serial {
     text: String,
-    /// Each with the seconds of processor time that it took.
+    /// Names of the tests, each with the seconds of processor time that it took.
     passed: Vec<(String, f64)>,
     /// Seconds of processor time at the last line, and at the one that began the test under way.
     used: f64,
@@ -210,7 +210,7 @@ struct Serial {
 }
 
 impl Serial {
-    /// Takes a line that came after `used` seconds of processor time.
+    /// Reads a line that was printed after `used` seconds of processor time.
     fn line(&mut self, line: String, used: f64) {
         self.used = self.used.max(used);
         if line.starts_with("@test ") {
@@ -261,7 +261,7 @@ impl Serial {
 }
 
 impl Outcome {
-    /// One more thing that must hold; only a failure is counted.
+    /// Checks one more condition; only a failure is counted.
     fn require(&mut self, result: Result<(), Failure>) {
         if let Err(failure) = result {
             self.counts.add(Counts::FAILED);
@@ -270,7 +270,8 @@ impl Outcome {
     }
 }
 
-/// QEMU's controllers met nothing that the specification leaves undefined, or what the boot is about.
+/// Fails if QEMU's controllers logged an access that the specification leaves undefined, unless the boot tests such
+/// accesses.
 fn defined(boot: &Boot, log: &str) -> Result<(), Failure> {
     let lines: Vec<&str> = log
         .lines()
@@ -300,7 +301,7 @@ fn left_running(boot: &Boot, log: &str) -> Result<(), Failure> {
     }
 }
 
-/// The kernel came down in an orderly way: no controller failed to shut down.
+/// Checks that the kernel shut down in an orderly way: no controller failed to shut down.
 fn shut_down(log: &str) -> Result<(), Failure> {
     if log.contains("shutdown incomplete") || !log.contains("reboot: Power down") {
         return Err(Failure::new(format!(
@@ -311,7 +312,7 @@ fn shut_down(log: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The images hold what the tests wrote last.
+/// Checks that the images hold the last writes of the tests.
 fn left_behind(boot: &Boot, folder: &Path) -> Result<(), Failure> {
     for (image, offset, text) in boot.left_behind {
         let path = folder.join(image);
@@ -348,7 +349,7 @@ impl Sockets {
 
 impl Drop for Sockets {
     fn drop(&mut self) {
-        // What is left is empty files in the temporary folder.
+        // If this fails, empty files remain in the temporary folder.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }

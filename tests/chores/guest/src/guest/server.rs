@@ -1,4 +1,4 @@
-//! `nvme-gpu serve`: our controller, for a QEMU that speaks vfio-user.
+//! `nvme-gpu serve`: the simulated controller, for a QEMU that speaks vfio-user.
 
 use super::apt::failed;
 use chores::process::{Failure, shown};
@@ -67,8 +67,7 @@ impl Server {
         &self.socket
     }
 
-    /// Asks the server to end and says what was wrong with that, or what its auditor found besides
-    /// `breaks`.
+    /// Asks the server to end. The error says what went wrong, or what its auditor found besides `breaks`.
     pub fn stop(mut self, breaks: &[&str]) -> Result<(), Failure> {
         if let Some(status) = self.ended()? {
             return Err(Failure::new(format!(
@@ -82,7 +81,7 @@ impl Server {
         let start = Instant::now();
         loop {
             match self.ended()? {
-                // 130 is what every command of ours answers to an interruption.
+                // An interrupted command of the tool ends with 130.
                 Some(status) if status.success() || status.code() == Some(130) => {
                     return judged(&self.said(), breaks);
                 }
@@ -113,7 +112,7 @@ impl Server {
     }
 }
 
-/// What the protocol auditor found besides `breaks`, as an error.
+/// Returns the findings of the protocol auditor besides `breaks` as an error.
 fn judged(said: &str, breaks: &[&str]) -> Result<(), Failure> {
     let expected = |line: &str| {
         let mut rules = breaks.iter();
@@ -134,7 +133,7 @@ fn judged(said: &str, breaks: &[&str]) -> Result<(), Failure> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only when the server has ended by itself.
+        // Both calls fail only if the server has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,5 +1,5 @@
-//! What the guest is made of: QEMU and tools from Debian sid, the kernel from bookworm-backports, and
-//! the base archive of the initramfs. Made once, kept under `target/guest`.
+//! The files of the guest: QEMU and tools from Debian sid, the kernel from bookworm-backports, and the base archive of
+//! the initramfs. They are made once and kept under `target/guest`.
 
 use super::apt::{Suite, failed, files, make_folder, read, write};
 use super::cpio::Archive;
@@ -37,9 +37,9 @@ const PROGRAMS: [&str; 10] = [
     "usr/sbin/mkfs.btrfs",
     "usr/bin/busybox",
 ];
-/// What our own programs load.
+/// Libraries that this workspace's programs load.
 const LIBRARIES: [&str; 3] = ["libc.so.6", "libm.so.6", "libgcc_s.so.1"];
-/// Kernel modules in the guest, beside those that they need.
+/// Kernel modules in the guest; the modules that they need are added.
 const MODULES: [&str; 10] = [
     "nvme",
     "vfio_pci",
@@ -52,7 +52,7 @@ const MODULES: [&str; 10] = [
     "raid1",
     "btrfs",
 ];
-/// Part of the stamp: raise it when what is copied changes.
+/// Part of the stamp: raise it when the list of copied files changes.
 const RECIPE: u32 = 5;
 
 /// The unpacked packages and the base archive.
@@ -117,7 +117,7 @@ impl Tree {
         image.ok_or_else(|| Failure::new("the kernel package holds no vmlinuz"))
     }
 
-    /// The kernel out of that image, or the image where it is packed in another way than Debian's.
+    /// Returns the kernel of that image, unpacked, or the image itself if it is not packed as Debian packs it.
     pub fn unpacked_kernel(&self) -> Result<PathBuf, Failure> {
         let unpacked = self.folder.join("kernel/vmlinux");
         match unpacked.is_file() {
@@ -140,7 +140,7 @@ impl Tree {
         loader
     }
 
-    /// QEMU with the path of its firmware.
+    /// Returns a command that runs QEMU with the path of its firmware.
     pub fn qemu(&self) -> Command {
         let mut qemu = self.program("usr/bin/qemu-system-x86_64");
         for data in ["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"] {
@@ -173,7 +173,8 @@ impl Tree {
         suite.unpack_one(image, &self.folder.join("kernel"))
     }
 
-    /// Unpacks the kernel out of its image: QEMU starts it as it is (PVH). In a guest that costs 2 s of each boot.
+    /// Unpacks the kernel of the image: QEMU starts it directly (PVH). Unpacking it in the guest would take 2 s of each
+    /// boot.
     fn unpack_image(&self) -> Result<(), Failure> {
         let image = read(&self.kernel()?)?;
         let Some(payload) = image::packed_kernel(&image) else {
@@ -211,7 +212,7 @@ impl Tree {
         write(&self.base(), &base.finish())
     }
 
-    /// What the loader would load for `program`: name in the guest -> file.
+    /// Returns the libraries that the loader would load for `program`: name in the guest -> file.
     fn libraries(
         &self,
         program: &str,
@@ -223,7 +224,7 @@ impl Tree {
         for line in text.lines() {
             let target = line.split("=> ").last().unwrap_or(line);
             let path = Path::new(target.split_whitespace().next().unwrap_or_default());
-            // The loader names itself by its place on this machine; it is added by name.
+            // The loader prints its own path on this machine, so it is added by name.
             if path.is_absolute() && path.starts_with(&self.folder) {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
                 let place = format!("usr/lib/x86_64-linux-gnu/{name}");
@@ -293,7 +294,7 @@ impl Tree {
     }
 }
 
-/// Every module under `folder`: name with underscores -> file.
+/// Adds every module under `folder` to `found`: name with underscores -> file.
 fn index(folder: &Path, found: &mut BTreeMap<String, PathBuf>) -> Result<(), Failure> {
     for path in files(folder)? {
         if path.is_dir() {

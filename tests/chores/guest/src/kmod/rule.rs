@@ -5,7 +5,7 @@ use chores::process::Failure;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where a rule lies, and the copy of what `install` wrote last, by which an edit is known.
+/// Path of a rule, and of a copy of what `install` wrote last, by which an edit is detected.
 pub struct Rule {
     place: PathBuf,
     copy: PathBuf,
@@ -14,13 +14,13 @@ pub struct Rule {
 /// What became of the rule.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is as it was, or was written.
+    /// The rule is unchanged, or was written.
     Written,
-    /// It was edited, and stays; the new one lies beside it.
+    /// The rule was edited and is kept; the new one is written beside it, under this name.
     Kept(PathBuf),
-    /// It was taken away by hand, and stays away.
+    /// A user removed the rule; it is not written again.
     LeftOut,
-    /// It was edited, and lies beside its place under this name.
+    /// The rule was edited, and is kept beside its path under this name.
     Saved(PathBuf),
     /// It is gone.
     Removed,

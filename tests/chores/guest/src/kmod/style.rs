@@ -1,5 +1,5 @@
-//! The module by what a kernel's sources check and test theirs with: checkpatch.pl, which must find nothing, and the
-//! harness of kselftest.
+//! Checks the module with the tools of a kernel's sources: checkpatch.pl, which must find nothing, and the harness of
+//! kselftest.
 
 use super::{EXPORTER_SOURCES, SOURCES};
 use crate::guest;
@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Read by checkpatch, beside what is compiled.
+/// Files that checkpatch reads besides the sources.
 const BESIDE: [&str; 3] = ["Kconfig", "dev-nvme-gpu", "selftests/nvme_gpu_test.c"];
 /// What is not for a module that is built for several kernels, whose interface user space includes, and for a program
 /// that reads registers.
@@ -16,8 +16,8 @@ const IGNORED: &str = "LINUX_VERSION_CODE,CONSTANT_COMPARISON,BIT_MACRO,ALLOC_WI
 /// The program of kmod/selftests.
 const SELFTEST: &str = "nvme_gpu_test";
 
-/// Fails with what checkpatch of the kernel's `sources` says, if it says anything, and builds the selftest by their
-/// harness.
+/// Fails with the findings of checkpatch from the kernel's `sources`, if it has any, and builds the selftest with the
+/// kernel's harness.
 pub fn check(sources: &Path) -> Result<(), Failure> {
     let script = sources.join("scripts/checkpatch.pl");
     if !script.is_file() {
@@ -53,7 +53,8 @@ pub fn check(sources: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// As `make -C tools/testing/selftests` would, beside one of its folders; static, for a guest without libraries.
+/// Returns the command by which `make -C tools/testing/selftests` would build the test. It is static, for a guest
+/// without libraries.
 fn selftest(sources: &Path, program: &Path) -> Command {
     let source = root().join("kmod/selftests").join(format!("{SELFTEST}.c"));
     let mut gcc = Command::new("gcc");

@@ -1,8 +1,8 @@
 //! `cargo xtask loom --mutants`: each order weakened, each statement left out or moved; some model has to fail.
 //!
-//! What no model fails for is in `tests/mutants/loom-survivors.txt`, each with its reason. Another survivor is a
-//! failure; so is one in the list that a model has found, or that is no mutant any more. A model that does not end
-//! within its limit has found the mutant too; the report names those that were found in no other way.
+//! Mutants for which no model fails are in `tests/mutants/loom-survivors.txt`, each with its reason. Another survivor
+//! is a failure; so is a listed mutant that a model has found, or that does not exist any more. A model that does not
+//! end within its limit has found the mutant, too; the report names the mutants that were found in no other way.
 
 use super::statements::{self, FILES, Mutant};
 use super::{Model, models_of, test_command, weaker};
@@ -14,15 +14,15 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long a model may take with a mutant, beside ten times what it takes by itself.
+/// Time that a model may take with a mutant, in addition to ten times its time without one.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Models that are tried in all for a mutant with which one of them does not end.
+/// Number of models that are tried for a mutant with which one of them does not end.
 const HANGS: usize = 2;
 const SURVIVORS: &str = "tests/mutants/loom-survivors.txt";
-/// Attempts to leave out what does not compile.
+/// Number of attempts to leave out mutants that do not compile.
 const BUILDS: usize = 6;
 
-/// What is tried: by which variable, and what it is called.
+/// One attempt: the variable that selects the mutant, and the mutant's name.
 struct Try {
     variable: (&'static str, String),
     key: String,
@@ -32,7 +32,7 @@ struct Try {
 
 /// What became of it.
 enum End {
-    /// A model fails, with what it says.
+    /// A model fails: its name, and its message.
     Found(String, String),
     /// A model does not end.
     Hangs(String),
@@ -42,10 +42,10 @@ enum End {
 /// Which mutants are tried.
 #[derive(Debug, PartialEq, Eq)]
 struct Choice<'a> {
-    /// Every `of`th one, from this one on (1 is the first).
+    /// Number of the first mutant of this run (1 is the first of all); every `of`th one follows.
     part: usize,
     of: usize,
-    /// Those whose name has one of these in it; all where there is none.
+    /// The mutants whose name has one of these in it; all mutants if the list is empty.
     words: &'a [&'a str],
 }
 
@@ -114,7 +114,7 @@ pub fn run(words: &[&str]) -> Result<(), Failure> {
     report(&tries, &ends, &keys)
 }
 
-/// The tree's models with every mutant in them; those that do not compile are left out.
+/// Builds the tree's models with every mutant in them; mutants that do not compile are left out.
 fn built(tree: &Path) -> Result<(Vec<Mutant>, Vec<Model>), Failure> {
     let mut without = BTreeSet::new();
     for _ in 0..BUILDS {
@@ -174,11 +174,11 @@ fn refused(tree: &Path, told: &str) -> BTreeSet<u32> {
         let line = source.lines().nth(line.saturating_sub(1)).unwrap_or("");
         found.extend(statements::numbers_in(line));
     }
-    // A line that loses a statement to a mutant may be named where only its other end is at fault.
+    // A line that loses a statement to a mutant may be reported here although only the end of the line is wrong.
     found
 }
 
-/// Every order that a model comes by, and every statement.
+/// Returns an attempt for every order that a model reaches, and for every statement.
 fn tries(tree: &Path, mutants: &[Mutant], reached: &BTreeMap<String, Vec<usize>>) -> Vec<Try> {
     let mut tries = Vec::new();
     for (place, models) in reached.iter().filter(|(place, _)| place.contains('=')) {
@@ -202,7 +202,7 @@ fn tries(tree: &Path, mutants: &[Mutant], reached: &BTreeMap<String, Vec<usize>>
     tries
 }
 
-/// `file function: statement as Order`, without the line's number.
+/// Returns `file function: statement as Order`, without the line's number.
 fn order_key(tree: &Path, weak: &str) -> String {
     let (place, order) = weak.split_once('=').unwrap_or((weak, ""));
     let (file, line) = place.split_once(':').unwrap_or((place, "1"));
@@ -224,7 +224,7 @@ fn order_key(tree: &Path, weak: &str) -> String {
         Some((at, rest.split(['(', '<']).next()?))
     });
     let (from, function) = function.into_iter().next().unwrap_or((0, ""));
-    // The second one of a function and more get a number, as those of statements do.
+    // Equal statements of a function get a number from the second one on, as the keys of statements do.
     let same = lines[from..lines.len().min(line)].iter();
     let number = match same.filter(|line| unwrapped(line) == text).count() {
         0 => String::new(),
@@ -256,7 +256,7 @@ fn found(folder: &Path, name: &str) -> Option<PathBuf> {
     None
 }
 
-/// Each of `tries` against its models, as many at once as there are processors.
+/// Runs each of `tries` with its models, as many at once as there are processors.
 fn judge_all(tries: &[Try], models: &[Model]) -> Result<Vec<End>, Failure> {
     let workers = std::thread::available_parallelism().map_or(2, usize::from);
     let next = Mutex::new(tries.iter().enumerate());
@@ -306,14 +306,14 @@ fn judge(one: &Try, models: &[Model]) -> Result<End, Failure> {
             break;
         }
     }
-    // An assertion says more than a time limit: that is the answer where no model fails by one.
+    // A failed assertion says more than a time limit, so a time limit is returned only if no model fails by one.
     Ok(hangs.pop().map_or(End::Survives, End::Hangs))
 }
 
-/// What a model says with this variable set.
+/// Returns how a model ends with this variable set.
 fn judged(model: &Model, (key, value): (&str, &str), limit: Duration) -> Result<End, Failure> {
     let mut command = Command::new("timeout");
-    // Killed outright where it does not end by itself.
+    // The model is killed if it does not end after the limit's signal.
     command.args(["--kill-after", "5"]);
     command.arg(limit.as_secs().max(1).to_string());
     command.arg(&model.program).args(["--exact", &model.name]);

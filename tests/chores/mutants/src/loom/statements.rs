@@ -1,8 +1,8 @@
 //! Mutants of the order of statements: each statement that stores, rings, locks or fences, left out or moved past
 //! its neighbour, or out of the condition around it.
 //!
-//! All mutants of a file are compiled at once: `crate::sync::mutated(7)` is true where `NVME_LOOM_STATEMENT` is 7.
-//! The sources are taken as rustfmt leaves them.
+//! All mutants of a file are compiled at once: `crate::sync::mutated(7)` is true if `NVME_LOOM_STATEMENT` is 7. The
+//! sources are expected as rustfmt formats them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +30,7 @@ const FENCES: [&str; 6] = [
     "self.wait_until_entry_reusable(",
     "self.count_read(",
 ];
-/// What others wait for or act on.
+/// Calls that other threads wait for or act on.
 const SIGNALS: [&str; 15] = [
     "ring_fenced(",
     "store_mmio(",
@@ -48,7 +48,7 @@ const SIGNALS: [&str; 15] = [
     "self.rung = ",
     "take_out_of_flight",
 ];
-/// What is announced by them.
+/// Calls that write the data which signals announce.
 const DATA: [&str; 6] = [
     ".store(",
     "write_entries(",
@@ -65,7 +65,7 @@ enum Kind {
     Fence,
 }
 
-/// One mutant: its number in this run, and what it is, by which it is known in every version.
+/// One mutant: its number in this run, and a key that stays the same from version to version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mutant {
     pub number: u32,
@@ -81,7 +81,7 @@ struct Statement {
 }
 
 impl Statement {
-    /// What the statement does, in itself or in its blocks.
+    /// Returns what the statement does, itself or in its blocks.
     fn kind(&self) -> Option<Kind> {
         let has = |of: &[&str]| of.iter().any(|word| self.text.contains(word));
         if has(&FENCES) {
@@ -95,7 +95,7 @@ impl Statement {
         }
     }
 
-    /// Whether it can be left out and put elsewhere.
+    /// Returns whether the statement can be left out or moved.
     fn movable(&self) -> bool {
         let bound = [
             "let ", "return", "break", "continue", "const ", "use ", "//",
@@ -114,7 +114,7 @@ impl Statement {
     }
 }
 
-/// The source with all its mutants, numbered from `next` on; those in `without` are left out.
+/// Returns the source with all its mutants, numbered from `next` on; mutants in `without` are left out.
 pub fn mutate(
     file: &str,
     source: &str,
@@ -173,11 +173,11 @@ struct Edits<'a> {
     next: &'a mut u32,
     without: &'a BTreeSet<String>,
     mutants: Vec<Mutant>,
-    /// How often each name came: the second one and more get a number.
+    /// Number of times that each key occurred: from the second time on it gets a number.
     keys: BTreeMap<String, u32>,
     /// Text before the line of this index.
     inserted: BTreeMap<usize, Vec<String>>,
-    /// By first line: the last one, the text, and the mutants in which it is not there.
+    /// By first line: the last line, the text, and the mutants that remove it.
     wrapped: BTreeMap<usize, (usize, String, Vec<u32>)>,
 }
 
@@ -193,7 +193,7 @@ impl Edits<'_> {
             let Some(kind) = statement.kind().filter(|_| statement.movable()) else {
                 continue;
             };
-            // A fence that is left out is a fence that is weakened, by its order.
+            // Leaving out a fence is a mutant of its order, so it is not tried again here.
             if kind != Kind::Fence {
                 self.add(statement, "left out".to_string(), None);
             }
@@ -345,7 +345,7 @@ fn statements(lines: &[&str], from: usize, to: usize) -> Vec<Statement> {
         found.push(Statement {
             first,
             last: at,
-            // As if it were in one line: what rustfmt breaks is known by the same words.
+            // The key joins the lines that rustfmt breaks, so that the statement has the same key however it is broken.
             text: text.join(" ").replace(" .", ".").replace("( ", "("),
             blocks,
         });
