@@ -1,9 +1,9 @@
-//! What the protocol auditor may find in a test.
+//! Sorts the findings of the protocol auditor in a test.
 
 use crate::Memory;
 use nvme_sim::{Controller, Finding, ProtocolSide, Rule};
 
-/// Shows what the auditor found when a test fails for another reason.
+/// Prints the auditor's findings if a test fails for another reason.
 pub struct Shown<'a>(pub &'a Controller<&'a Memory>);
 
 impl Drop for Shown<'_> {
@@ -52,8 +52,8 @@ pub fn controller_is_right(findings: &[Finding]) {
 
 /// Fails when the driver of a controller that lies broke a rule first.
 ///
-/// Once the controller has ended what was not in flight, later findings may be its fault: the driver had to
-/// believe it.
+/// Once the controller has ended a command that was not in flight, later findings may be its fault, because the driver
+/// had to believe it.
 ///
 /// # Panics
 /// With the first such finding.

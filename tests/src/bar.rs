@@ -1,4 +1,4 @@
-//! The registers of a simulated controller, as the core wants them.
+//! The registers of a simulated controller, through the core's interface.
 
 use nvme_core::{ControllerIdentity, RegisterAccess};
 use nvme_sim::{Controller, DmaMemory};

@@ -3,9 +3,9 @@
 use nvme_core::bringup::{BringupMachine, BringupStep, HostMemoryPages};
 use nvme_core::{BringupError, Quiesced, RegisterAccess};
 
-/// What a bring-up needs: an admin queue, a clock, and the queues that a reset empties.
+/// The parts that a bring-up needs: an admin queue, a clock, and the queues that a reset empties.
 pub trait Host {
-    /// One step of `machine` at the present time, with the admin queue.
+    /// Makes one step of `machine` at the present time, with the admin queue.
     ///
     /// # Errors
     /// As [`BringupMachine::step`].

@@ -21,7 +21,7 @@ use nvme_core::{
     QueuePair, Quiesced, RegisterAccess, ResultCells, SharedQueue,
 };
 
-/// The identifier of a queue unless it is said otherwise.
+/// The identifier of a queue whose test does not choose another one.
 pub const QID: Qid = Qid(1);
 
 /// 64-bit words of list memory for each slot.
@@ -75,7 +75,7 @@ impl Rig {
         rig
     }
 
-    /// The controller that the queue belongs to: one of its own.
+    /// Returns the controller that the queue belongs to; each rig has its own.
     pub fn identity(&self) -> &ControllerIdentity {
         self.registers.identity()
     }
@@ -111,15 +111,15 @@ impl Rig {
         SharedQueue::new(self.memory(), self.state(), self.cells())
     }
 
-    /// The queue as a group uses it.
+    /// Returns the queue as a group uses it.
     pub fn collective<G: ThreadGroup>(&self, group: G) -> CollectiveQueue<'_, G> {
         CollectiveQueue::resume(group, self.memory(), self.state())
     }
 
-    /// What a controller reset does to the doorbells, and the proof that it was done.
+    /// Resets the doorbells as a controller's reset does, and returns the proof of it.
     ///
     /// # Panics
-    /// Never: these registers have nothing to wait for.
+    /// Never, because these registers need no wait.
     pub fn reset(&self) -> Quiesced<'_> {
         self.tail.store(0, Order::Relaxed, Scope::Sys);
         self.head.store(0, Order::Relaxed, Scope::Sys);
@@ -159,7 +159,7 @@ pub struct Hand<'a> {
     /// Entries fetched and completions posted since the queue was created.
     fetched: u32,
     posted: u32,
-    /// Completions freed, as the last read of the head doorbell showed.
+    /// Number of freed completions, as the last read of the head doorbell showed.
     freed: u32,
     watch: Watch,
 }
@@ -177,7 +177,7 @@ impl<'a> Hand<'a> {
         }
     }
 
-    /// The controller from where another hand left it: entries fetched, completions posted.
+    /// Continues the controller of another hand, which had fetched and posted this many entries.
     pub fn resumed(rig: &'a Rig, fetched: u32, posted: u32) -> Self {
         Self {
             fetched,
@@ -195,10 +195,10 @@ impl<'a> Hand<'a> {
         self.rig.sq.len() as u32 - 1
     }
 
-    /// Looks at the tail doorbell: how many entries can be fetched.
+    /// Reads the tail doorbell; returns how many entries can be fetched.
     ///
     /// # Panics
-    /// When the tail went back, or passed more entries than there are slots.
+    /// If the tail went back, or passed more entries than there are slots.
     pub fn look(&mut self) -> u32 {
         // Acquire: pairs with the release fence before the doorbell.
         let tail = self.rig.tail.load(Order::Acquire, Scope::Sys);
@@ -243,7 +243,7 @@ impl<'a> Hand<'a> {
     /// Reads the head doorbell: the number of completions that the driver has freed since the beginning.
     ///
     /// # Panics
-    /// When the head went back, or passed what was posted.
+    /// If the head went back, or passed the posted entries.
     pub fn look_back(&mut self) -> u32 {
         // Acquire: the driver's reads of the entries that it gave back are over.
         let head = self.rig.head.load(Order::Acquire, Scope::Sys);
@@ -258,7 +258,7 @@ impl<'a> Hand<'a> {
         self.freed
     }
 
-    /// Whether the completion ring has room, as the head doorbell says.
+    /// Returns whether the head doorbell leaves room in the completion ring.
     pub fn has_room(&mut self) -> bool {
         self.posted.wrapping_sub(self.look_back()) < self.mask()
     }
@@ -268,7 +268,7 @@ impl<'a> Hand<'a> {
         let phase = self.posted & (self.mask() + 1) == 0;
         Cqe {
             dw0,
-            // An arbitrary value: no queue reads it.
+            // The value is arbitrary: no queue reads it.
             dw1: !dw0,
             sqhd: (self.fetched & self.mask()) as u16,
             sqid: self.rig.qid.0,
@@ -280,13 +280,13 @@ impl<'a> Hand<'a> {
     /// Posts an entry as it is.
     ///
     /// # Panics
-    /// When the driver has not made room.
+    /// If the driver has not made room.
     pub fn post(&mut self, cqe: Cqe) {
         assert!(self.has_room(), "the completion queue is full");
         self.post_anyway(cqe);
     }
 
-    /// Posts an entry, whether or not the driver has made room, as no controller may.
+    /// Posts an entry even if the driver has not made room, as no controller may.
     pub fn post_anyway(&mut self, cqe: Cqe) {
         let index = self.posted & self.mask();
         self.watch.posted(self.rig.qid.0, index, &cqe);
@@ -294,8 +294,8 @@ impl<'a> Hand<'a> {
         self.posted = self.posted.wrapping_add(1);
     }
 
-    /// Overwrites the entries that the head doorbell has freed, as a controller may at any time;
-    /// in the first lap only. They keep the phase tag that they had.
+    /// Overwrites the entries that the head doorbell has freed, as a controller may at any time; in the first lap only.
+    /// Their phase tags are kept.
     pub fn scribble(&mut self) {
         self.scribble_before(u32::MAX);
     }

@@ -1,6 +1,6 @@
 //! Test support: the driver core and the simulated controller in one thread, on virtual time.
 //!
-//! Here belongs what tests of several crates share. A check that needs one crate alone stands beside its code.
+//! Code that tests of several crates share belongs here. A check that needs one crate alone is in that crate.
 //!
 //! [`Pair`] drives both sides. Its schedule is drawn from a seed, which is printed when a test fails;
 //! `NVME_TEST_SEED=N` repeats it. Loom models use only the core: there only `hand`, `model`, `team` and `told` are built.

@@ -1,7 +1,7 @@
-//! DMA memory for both sides: pages that the driver sees as rings and words, the controller by address.
+//! DMA memory for both sides: the driver sees its pages as rings and words, the controller by address.
 //!
-//! Every page is a mapping of its own, so that nothing may rely on neighbours, and a page can be taken
-//! away to prove that the controller no longer needs it: an access to it is refused and remembered.
+//! Every page is a separate mapping, so that no access may rely on neighbours. A page can be unmapped to prove that the
+//! controller no longer needs it: an access to it is refused and remembered.
 // UNSAFETY: the core's rings are made from raw DMA memory, as on a real machine.
 #![allow(unsafe_code)]
 
@@ -11,10 +11,10 @@ use nvme_sim::{DmaGuard, DmaMemory, DmaRegion, Doorbells, HostMemory, MemorySpan
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Bytes of a page of this memory; the controller's page size may be larger.
+/// Size of a page of this memory in bytes; the controller's page size may be larger.
 pub const PAGE: u64 = 4096;
 
-/// The address of the first page: above 4 GiB, so that a lost upper half of an address shows.
+/// The address of the first page: above 4 GiB, so that a lost upper half of an address is detected.
 const BASE: u64 = 0x12_3400_0000;
 
 #[repr(C, align(4096))]
@@ -71,7 +71,7 @@ impl Memory {
         }
     }
 
-    /// As it was when it was new.
+    /// Returns the memory to its first state.
     pub fn reset(&mut self) {
         let used = *self.next.get_mut();
         for page in &mut self.pages[..used] {
@@ -94,7 +94,7 @@ impl Memory {
         self.pages.as_ptr().wrapping_add(first).cast_mut().cast()
     }
 
-    /// Where `area` begins in this process, for code that takes addresses.
+    /// Returns the address of `area` in this process, for code that takes addresses.
     pub fn address(&self, area: Area) -> u64 {
         self.start_of(area).expose_provenance() as u64
     }
@@ -130,7 +130,7 @@ impl Memory {
         &self.pages[(at / PAGE) as usize].0[(at % PAGE / 8) as usize]
     }
 
-    /// Copies bytes out, as the driver's side sees them, at any address.
+    /// Copies bytes from any address, as the driver's side sees them.
     pub fn read(&self, iova: Iova, bytes: &mut [u8]) {
         let (mut at, mut rest) = (iova.0, bytes);
         while !rest.is_empty() {
@@ -158,7 +158,7 @@ impl Memory {
         }
     }
 
-    /// Takes `area` away from the controller, or gives it back.
+    /// Unmaps `area` for the controller, or maps it again.
     pub fn set_mapped(&self, area: Area, mapped: bool) {
         let first = ((area.iova.0 - BASE) / PAGE) as usize;
         for flag in &self.unmapped[first..first + (area.bytes / PAGE) as usize] {
@@ -172,7 +172,7 @@ impl Memory {
     }
 }
 
-/// All of `memory` for a controller that has threads of its own.
+/// Returns all of `memory` for a controller that has its own threads.
 ///
 /// # Panics
 /// Never: the pages are consecutive.

@@ -1,5 +1,5 @@
-//! How a loom model is run: with its property and its bound said, and the executions counted. And what
-//! the models of the shared queue have in common.
+//! Runs a loom model, prints its property and its bound, and counts the executions. It also has code that the models of
+//! the shared queue share.
 
 use crate::hand::{Hand, Rig};
 use loom::thread;
@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// How much of a model is explored.
+/// The part of a model's executions that is explored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// Every execution.
     Exhaustive,
-    /// Every execution in which threads are preempted at most so often, `NVME_LOOM_DEEPER` (default 0)
-    /// times more where that is set. Waiting is no preemption.
+    /// Every execution in which threads are preempted at most this many times, plus `NVME_LOOM_DEEPER` (default 0).
+    /// Waiting is no preemption.
     Preemptions(usize),
     /// No preemptions: [`Stage`]s of the model, or lanes in step, give the order of events.
     Staged,
@@ -28,7 +28,7 @@ pub enum Bound {
 /// Explores `model`, which fails by panicking when `property` does not hold.
 ///
 /// # Panics
-/// With what the model says, after the property.
+/// If an execution of the model fails: with the model's message after the property.
 pub fn check(property: &str, bound: Bound, model: impl Fn() + Send + Sync + 'static) {
     let deeper = std::env::var("NVME_LOOM_DEEPER").ok();
     let deeper: usize = deeper.map_or(0, |text| {
@@ -76,11 +76,11 @@ impl Drop for Failing {
     }
 }
 
-/// A command that carries `number` in several words and wants it back as dword 0.
+/// Returns a command that carries `number` in several words; dword 0 of its completion must be `number`.
 pub fn command(number: u32, cell: u32) -> MemberCommand<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15) = (number, !number);
-    // Three pages: two of them in the slot's list.
+    // The data span three pages, two of them in the slot's list.
     let (iova, len) = (Iova(0x1000 * u64::from(number + 1)), 3 * 4096);
     MemberCommand::new(sqe, CommandData::Contiguous { iova, len }, cell).wanting_dw0(true)
 }
@@ -105,13 +105,13 @@ pub fn serve(hand: &mut Hand<'_>, count: u32) {
     }
 }
 
-/// A controller in a thread of its own, for `count` commands.
+/// Starts a thread that is the controller for `count` commands.
 pub fn controller(rig: &Arc<Rig>, count: u32) -> thread::JoinHandle<()> {
     let rig = rig.clone();
     thread::spawn(move || serve(&mut Hand::new(&rig), count))
 }
 
-/// Places a command and rings.
+/// Places a command and rings the doorbell.
 ///
 /// # Panics
 /// When the queue is full.
@@ -121,7 +121,7 @@ pub fn place(queue: &SharedQueue<'_>, number: u32, cell: u32) -> CommandToken {
     token
 }
 
-/// As [`place`], a command whose dword 0 is not wanted: [`finish`] finds 0.
+/// Places a command as [`place`] does, without asking for dword 0: [`finish`] finds 0.
 pub fn place_plain(queue: &SharedQueue<'_>, number: u32, cell: u32) -> CommandToken {
     let command = command(number, cell).wanting_dw0(false);
     let token = queue.place(&LoneThread, command).unwrap();
@@ -146,7 +146,8 @@ pub fn finish(queue: &SharedQueue<'_>, token: &CommandToken, number: u32) {
     }
 }
 
-/// How far a model has come, unseen by it: what happens in this order is not ordered by it.
+/// Counts the stages that a model has reached. Loom does not see the counter, so the counter orders nothing in the
+/// model.
 #[derive(Clone, Default)]
 pub struct Stage(Arc<AtomicU64>);
 

@@ -1,4 +1,4 @@
-//! The pair: a driver made of the core's parts, a simulated controller, and a clock between them.
+//! The pair: a driver built from the core's parts, a simulated controller, and a clock between them.
 
 use crate::bringup::Host;
 use crate::memory::{Area, Memory, doorbell};
@@ -19,7 +19,7 @@ use std::collections::HashSet;
 /// Deadline of a command, in virtual time.
 pub const COMMAND_NS: u64 = 1_000_000_000;
 
-/// How the driver side is made.
+/// Configuration of the driver side.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Entries of the submission and the completion ring of each I/O queue pair.
@@ -30,17 +30,17 @@ pub struct Setup {
     pub slots: usize,
     /// The longest transfer that a slot's list memory can describe.
     pub max_bytes: u64,
-    /// Memory for everything, buffers included.
+    /// Bytes of memory for everything, buffers included.
     pub memory: u64,
     /// Seed of the schedule.
     pub seed: u64,
-    /// Rules that this test breaks on purpose; the auditor has to find each and, besides what the
-    /// controller's faults explain, nothing else.
+    /// Rules that this test breaks on purpose. The auditor has to find each of them, and nothing else but what the
+    /// controller's faults explain.
     pub breaks: &'static [Rule],
 }
 
 impl Default for Setup {
-    /// One queue pair of 16 entries, 16 MiB of memory.
+    /// Returns one queue pair of 16 entries with 16 MiB of memory.
     fn default() -> Self {
         Self {
             queues: vec![(16, 16)],
@@ -54,7 +54,7 @@ impl Default for Setup {
     }
 }
 
-/// How a command ended, by the number that it was submitted with.
+/// The end of a command, with the number that it was submitted with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
     /// The number.
@@ -82,13 +82,13 @@ pub struct Pair<'a> {
     pub admin: Queue<'a>,
     /// The I/O queue pairs: identifiers 1, 2, ...
     pub io: Vec<Queue<'a>>,
-    /// What the last bring-up learned.
+    /// The controller's description from the last bring-up.
     pub info: Option<ControllerInfo>,
     /// Virtual time.
     pub now_ns: u64,
     /// Draws the schedule.
     pub rng: Rng,
-    /// Every command that has ended, in order.
+    /// Ends of all commands, in order.
     pub ended: Vec<End>,
     setup: Setup,
     page: PageSize,
@@ -101,8 +101,7 @@ pub struct Pair<'a> {
 /// Makes a controller and a driver for it, and runs `test` on them. Nothing is brought up yet.
 ///
 /// # Panics
-/// When the configuration is none a controller can have, or the auditor finds what the test does not
-/// break on purpose.
+/// If no controller can have the configuration, or the auditor finds what the test does not break on purpose.
 pub fn with_pair<R>(
     mut config: Config,
     mut setup: Setup,
@@ -174,7 +173,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// The registers, as the driver sees them.
+    /// Returns the registers as the driver sees them.
     pub fn registers(&self) -> impl RegisterAccess + 'a {
         self.bar
     }
@@ -189,10 +188,10 @@ impl<'a> Pair<'a> {
         self.memory.take(bytes, self.page.bytes())
     }
 
-    /// Brings the controller up, or resets it: whatever was in flight ends as aborted.
+    /// Brings the controller up, or resets it: every command in flight ends as aborted.
     ///
     /// # Errors
-    /// What the state machine says.
+    /// Errors of the state machine.
     pub fn bring_up(&mut self) -> Result<(), BringupError> {
         let plans: Vec<QueuePlan> = self.io.iter().map(plan_of).collect();
         let config = bringup::BringupConfig {
@@ -272,7 +271,7 @@ impl<'a> Pair<'a> {
     /// Takes every completion that is there from I/O queue `queue`.
     ///
     /// # Errors
-    /// What the queue says about a wrong one.
+    /// The queue's error about a wrong completion.
     pub fn poll(&mut self, queue: usize) -> Result<usize, ControllerFault> {
         let mut count = 0;
         while let Some(done) = self.io[queue].poll()? {
@@ -285,7 +284,7 @@ impl<'a> Pair<'a> {
     /// Rings, steps and polls until command `id` has ended or its deadline has passed.
     ///
     /// # Errors
-    /// What the queue says about a wrong completion.
+    /// The queue's error about a wrong completion.
     pub fn wait(&mut self, queue: usize, id: u64) -> Result<Option<End>, ControllerFault> {
         self.io[queue].ring();
         let deadline = self.now_ns + COMMAND_NS;
@@ -305,7 +304,7 @@ impl<'a> Pair<'a> {
     /// Runs one I/O command on queue `queue` to its end.
     ///
     /// # Panics
-    /// When it is refused, or does not end with a status.
+    /// If the command is refused, or does not end with a status.
     pub fn run(&mut self, queue: usize, sqe: Sqe, data: CommandData<'_>) -> Status {
         let id = self.submit(queue, sqe, data).expect("room in the queue");
         match self
@@ -321,7 +320,7 @@ impl<'a> Pair<'a> {
     /// Runs one admin command to its end: its status and dword 0.
     ///
     /// # Panics
-    /// When it is refused, or not answered in time.
+    /// If the command is refused, or not answered in time.
     pub fn run_admin(&mut self, sqe: Sqe, data: CommandData<'_>) -> (Status, u32) {
         let deadline = self.now_ns + COMMAND_NS;
         let cid = self
@@ -360,8 +359,8 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Moves blocks between the namespace and memory at `iova`, split as the core splits: `command`
-    /// is `nvm::read`, `nvm::write` or `nvm::compare`. The first status that is no success ends it.
+    /// Moves blocks between the namespace and memory at `iova`, split as the core splits them: `command` is
+    /// `nvm::read`, `nvm::write` or `nvm::compare`. It ends with the first status other than success.
     ///
     /// # Panics
     /// When the range is refused.

@@ -1,4 +1,5 @@
-//! Controller properties by hand: tests decide what the controller says, and see what is written.
+//! Controller properties that tests control: they choose the values that are read, and see the
+//! values that are written.
 
 use nvme_core::spec::register::{Cap, Cc, Csts, offset};
 use nvme_core::{ControllerIdentity, RegisterAccess};
@@ -15,7 +16,7 @@ pub struct Properties {
     pub csts: Cell<Csts>,
     /// CC as last written.
     pub cc: Cell<Cc>,
-    /// Whether CSTS.RDY follows CC.EN, and CSTS.SHST follows CC.SHN.
+    /// True if CSTS.RDY follows CC.EN, and CSTS.SHST follows CC.SHN.
     pub follows: Cell<bool>,
     written: RefCell<Vec<(u32, u64)>>,
     identity: ControllerIdentity,

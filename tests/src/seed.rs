@@ -2,7 +2,7 @@
 
 use nvme_units::SplitMix;
 
-/// What schedules are drawn from.
+/// The random numbers from which schedules are drawn.
 #[derive(Clone, Debug)]
 pub struct Rng(SplitMix);
 
@@ -33,7 +33,7 @@ impl Rng {
 pub struct Seed(u64);
 
 impl Seed {
-    /// `default`, or `NVME_TEST_SEED` where it is set.
+    /// Starts from `default`, or from `NVME_TEST_SEED` if that is set.
     ///
     /// # Panics
     /// When the variable is not a number.

@@ -1,7 +1,7 @@
-//! Groups of host threads: what the lanes of a warp are on a GPU, one thread each.
+//! Groups of host threads, which replace the lanes of a warp: one thread for each lane.
 //!
-//! Votes and broadcasts order no memory where a test could observe it (under loom, where the model does not see
-//! them, and under ThreadSanitizer), as on a GPU: only `sync` makes what one member did visible to the others.
+//! As on a GPU, votes and broadcasts order no memory where a test could observe it: loom's models do not see them, nor
+//! does ThreadSanitizer. Only `sync` makes one member's actions visible to the others.
 
 mod place;
 #[cfg(loom)]
@@ -25,8 +25,8 @@ pub type Team = Member<place::Unseen, 1>;
 #[cfg(not(loom))]
 pub type Spin<const READS: u32> = Member<place::Spins, READS>;
 
-/// One member of a team; made for all members at once by [`Member::of`]. A clone is the same member.
-/// `READS` completions at once, as [`ThreadGroup::READS`] says.
+/// One member of a team; [`Member::of`] makes all members at once. A clone is the same member. It takes `READS`
+/// completions at once, as [`ThreadGroup::READS`] says.
 pub struct Member<P: Place, const READS: u32> {
     all: Arc<Meeting<P>>,
     rank: usize,
@@ -49,7 +49,8 @@ impl<P: Place, const READS: u32> Member<P, READS> {
             values: [row(), row()],
             place: P::new(size),
         });
-        // The sanitizer does not see how the last of several owners is found: it is not ended there.
+        // The sanitizer does not see how the last of several owners is found, so the last owner does not free the
+        // meeting.
         #[cfg(tsan)]
         std::mem::forget(all.clone());
         let member = |rank| Self {
@@ -63,7 +64,7 @@ impl<P: Place, const READS: u32> Member<P, READS> {
     /// Runs `work` in one thread for each member; what each returned.
     ///
     /// # Panics
-    /// When a member panics; the others do not wait for it.
+    /// If a member panics; the others do not wait for it.
     #[cfg(not(loom))]
     pub fn run<R: Send>(size: usize, work: impl Fn(&Self) -> R + Sync) -> Vec<R> {
         std::thread::scope(|scope| {
@@ -111,7 +112,7 @@ impl<P: Place, const READS: u32> Drop for Member<P, READS> {
     }
 }
 
-/// Whether `sync` orders at the caller's place: a mutation test takes that away.
+/// Returns whether `sync` orders memory at the caller's line: a mutation test turns that off.
 #[track_caller]
 fn orders() -> bool {
     #[cfg(any(loom, tsan))]
@@ -204,7 +205,7 @@ impl ExecContext for Clock {
     }
 }
 
-/// One thread under loom, on a clock that moves with each look.
+/// The context of one thread under loom, with a clock that advances with each look.
 #[cfg(loom)]
 #[derive(Default)]
 pub struct Looks(Cell<u64>);
@@ -224,7 +225,7 @@ impl ExecContext for Looks {
     }
 }
 
-/// One thread on virtual time: each pause is a nanosecond, in which `work` happens.
+/// The context of one thread in virtual time: each pause is a nanosecond, in which `work` happens.
 pub struct Paused<F> {
     now_ns: Cell<u64>,
     work: F,
@@ -241,7 +242,7 @@ impl<F: Fn()> Paused<F> {
 }
 
 impl<F: Fn()> ExecContext for Paused<F> {
-    /// Looking at the clock takes a nanosecond, too: loops without pauses end.
+    /// A look at the clock takes a nanosecond, too, so that loops without pauses end.
     fn now_ns(&self) -> u64 {
         self.now_ns.set(self.now_ns.get() + 1);
         self.now_ns.get()
@@ -257,7 +258,7 @@ impl<F: Fn()> ExecContext for Paused<F> {
     }
 }
 
-/// The members of a team in step, each on a clock of its own.
+/// The members of a team in step, each with its own clock.
 pub struct InStep<'t, G, C>(pub &'t G, pub C);
 
 impl<G: ThreadGroup, C: ExecContext> ExecContext for InStep<'_, G, C> {

@@ -1,14 +1,14 @@
-//! A group that calls a test between the steps of one member, so that the test can let others act there.
+//! A group that calls a test between the steps of one member, so that the test can let other members act there.
 
 use nvme_core::group::{GroupVote, ThreadGroup};
 
-/// A group that tells `told` of each vote and broadcast of this member before it takes place.
+/// A group that calls `told` before each vote and broadcast of this member.
 pub struct Told<G, F> {
     group: G,
     told: F,
 }
 
-/// What a [`Told`] group is about to do.
+/// The next action of a [`Told`] group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Telling {
     /// [`ThreadGroup::vote`].

@@ -1,14 +1,14 @@
 //! The protocol auditor beside a controller that a test plays by hand.
 //!
-//! The hand may post nonsense on purpose; the driver may not answer it by breaking a rule itself. Under
-//! loom nothing watches: the auditor would be part of the model.
+//! The hand may post nonsense on purpose; the driver may not break a rule in answer. Under loom there is no auditor,
+//! which would be part of the model.
 
 use nvme_core::spec::{Cqe, Sqe};
 
 #[cfg(not(loom))]
 pub use seen::Watch;
 
-/// Words of a submission ring as the auditor reads them: entry and word.
+/// Reads entries of a submission ring for the auditor, by index.
 pub type Entries<'a> = &'a dyn Fn(usize) -> Option<Sqe>;
 
 #[cfg(not(loom))]
@@ -54,7 +54,7 @@ mod seen {
 
     impl Drop for Watch {
         /// # Panics
-        /// When the driver has broken a rule.
+        /// If the driver has broken a rule.
         fn drop(&mut self) {
             let mut lied = false;
             let of_driver = |one: &&Finding| {

@@ -1,7 +1,7 @@
 //! Buffers with canaries, each mapped for the controller only while a command holds it.
 //!
-//! Outside of the data of a command that holds the buffer, every word is the canary: before the data,
-//! behind them, and everywhere while the buffer is free.
+//! Every word outside the data of a command that holds the buffer is the canary: before the data, after them, and
+//! everywhere while the buffer is free.
 
 use crate::memory::{Area, Memory, PAGE};
 use nvme_core::mem::DmaWords;
@@ -107,13 +107,13 @@ impl<'a> Pool<'a> {
         self.buffers[index].pages
     }
 
-    /// Whether `iova` is in buffer `index`.
+    /// Returns whether `iova` is in buffer `index`.
     pub fn holds(&self, index: usize, iova: u64) -> bool {
         let area = self.buffers[index].area;
         (area.iova.0..area.iova.0 + area.bytes).contains(&iova)
     }
 
-    /// Whether the canaries beside `len` words from `start` on are whole.
+    /// Returns whether the canaries before and after `len` words from `start` on are intact.
     pub fn is_whole_beside(&self, index: usize, start: usize, len: usize) -> bool {
         let words = self.buffers[index].words;
         let before = start.saturating_sub(GUARD)..start;

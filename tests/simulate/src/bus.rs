@@ -1,4 +1,4 @@
-//! Between the driver's doorbells and the controller's: stores arrive when the schedule says, or never.
+//! The bus between the driver's doorbells and the controller's: stores arrive when the schedule says, or never.
 
 use nvme_core::mem::DoorbellRegister;
 use nvme_core::sync::{AtomicU32, Order, Scope};
@@ -6,7 +6,7 @@ use nvme_sim::Doorbells;
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-/// No store since the last delivery: no driver writes this.
+/// Value of a doorbell without a store since the last delivery: no driver writes it.
 const QUIET: u32 = u32::MAX;
 
 /// The doorbells of the admin queue and two I/O queues, as the driver sees them.
@@ -14,12 +14,12 @@ const QUIET: u32 = u32::MAX;
 pub struct Bells {
     /// By queue: tail, head.
     words: [[AtomicU32; 2]; 3],
-    /// Which of them loses its next store.
+    /// True for each doorbell that loses its next store.
     lossy: RefCell<[[bool; 2]; 3]>,
     entries: [u32; 3],
 }
 
-/// Which doorbell of a queue.
+/// The submission or the completion doorbell of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Submission queue tail.
@@ -43,7 +43,7 @@ impl Bells {
         DoorbellRegister::new(&self.words[usize::from(qid)][side as usize])
     }
 
-    /// Where the driver's doorbell lies in this process, for code that takes addresses.
+    /// Returns the address of the driver's doorbell in this process, for code that takes addresses.
     pub fn address(&self, qid: u16, side: Side) -> u64 {
         let word = &self.words[usize::from(qid)][side as usize];
         core::ptr::from_ref(word).expose_provenance() as u64
@@ -54,20 +54,20 @@ impl Bells {
         self.lossy.borrow_mut()[usize::from(qid)][side as usize] = true;
     }
 
-    /// Forgets what has not arrived, and what was to be lost.
+    /// Forgets the stores that have not arrived, and the losses that were planned.
     pub fn clear(&self) {
         for word in self.words.iter().flatten() {
             word.store(QUIET, Order::Relaxed, Scope::Sys);
         }
     }
 
-    /// Whether something is on its way.
+    /// Returns whether a store has not arrived yet.
     pub fn is_rung(&self) -> bool {
         let rung = |word: &AtomicU32| word.load(Order::Relaxed, Scope::Sys) != QUIET;
         self.words.iter().flatten().any(rung)
     }
 
-    /// Nothing will be lost any more.
+    /// Cancels the planned losses of stores.
     pub fn mend(&self) {
         *self.lossy.borrow_mut() = Default::default();
     }

@@ -1,4 +1,4 @@
-//! Commands on their way: placed, published, polled, late, reclaimed.
+//! The life of a command: placed, published, polled, late, reclaimed.
 
 use crate::account::{Failure, Record};
 use crate::host::Mode;
@@ -16,7 +16,7 @@ use nvme_core::{CommandData, CommandOutcome, Quiesced, SubmitError};
 const NS: Nsid = Nsid(1);
 
 impl World<'_> {
-    /// Places a command, if blocks, a buffer and a slot are there. Whether it did.
+    /// Places a command if blocks, a buffer and a slot are free; returns whether it did.
     pub fn submit(&mut self, queue: usize, order: Order) -> Result<bool, Failure> {
         let Some((order, sqe, buffer, same)) = self.prepare(order) else {
             return Ok(false);
@@ -103,8 +103,8 @@ impl World<'_> {
         }
     }
 
-    /// An identifier came round while an echo of its last command may come: they could not be told
-    /// apart, and a host that knew would reset the controller.
+    /// Recovers if an identifier is used again while an echo of its last command may arrive: the
+    /// two could not be told apart. A host that knew of the echo would reset the controller.
     fn beware_of_echo(&mut self, queue: usize, cid: Cid) -> Result<(), Failure> {
         if self.accounts.is_haunted(queue, cid) {
             return self.recover("an identifier came round too early");
@@ -164,7 +164,7 @@ impl World<'_> {
         Some((order, sqe, buffer, same))
     }
 
-    /// Fills a buffer with what its command writes or compares.
+    /// Fills a buffer with the data that its command writes or compares.
     fn put_data(&self, order: Order, buffer: usize, start: usize) {
         let id = self.accounts.next_id();
         for block in 0..order.blocks {

@@ -1,4 +1,4 @@
-//! What goes wrong, in which state of the driver, and how often each pair has been seen.
+//! The faults, the states of the driver in which they strike, and the number of times that each pair was seen.
 
 use crate::setup::COMMAND_NS;
 use nvme_core::spec::Status;
@@ -27,7 +27,7 @@ listed! {
         Drop,
         /// A command takes longer, and is in time.
         Delay,
-        /// A command's data and completion come after its deadline; an Abort finds it.
+        /// A command's data and completion arrive after its deadline; an Abort finds the command.
         Late,
         /// The same, and an Abort reports that it was aborted although it continues.
         Stubborn,
@@ -35,7 +35,7 @@ listed! {
         Reorder,
         /// A completion comes twice in a row.
         Duplicate,
-        /// A completion comes again later, when its slot may be in use again.
+        /// A completion is posted again later, when its slot may be in use again.
         Echo,
         /// The data move after the completion, when the slot may be in use again.
         LateData,
@@ -61,7 +61,7 @@ listed! {
         Removal,
         /// The host resets the controller.
         Reset,
-        /// The controller restarts by itself; queue memory is as it was.
+        /// The controller restarts without a request; queue memory is not changed.
         Restart,
         /// Power fails and comes back; the write cache is lost.
         PowerCut,
@@ -73,8 +73,8 @@ listed! {
 }
 
 impl Kind {
-    /// What the controller is to do to a command, or to a change of CC.EN; `None` for what befalls the
-    /// controller itself. `value` is any number.
+    /// Returns the fault of a command, or of a change of CC.EN, that the controller is to execute; `None` for faults of
+    /// the controller itself. `value` is any number.
     pub fn armed(self, value: u64) -> Option<Fault> {
         let short = 1_000 + value % 300_000;
         Some(match self {
@@ -84,7 +84,7 @@ impl Kind {
             Self::Stubborn => Fault::Stubborn(COMMAND_NS + value % COMMAND_NS),
             Self::Reorder => Fault::Reorder,
             Self::Duplicate => Fault::Duplicate,
-            // Some of them so late that everything else has ended, or has timed out.
+            // Some echoes are so late that every other command has ended or timed out.
             Self::Echo => Fault::Echo(spread(value)),
             Self::LateData => Fault::LateData(spread(value)),
             // A slot that no queue here has: a driver cannot detect the identifier of a command in flight.
@@ -100,8 +100,8 @@ impl Kind {
         })
     }
 
-    /// The kind of a fault that the controller says has fired. An echo, and late data, count when they
-    /// come: their first part is nothing wrong yet.
+    /// Returns the kind of a fault that the controller reports as fired. An echo and late data count when they arrive:
+    /// their first part is correct behaviour.
     pub fn of(what: Fault) -> Option<Self> {
         Some(match what {
             Fault::Drop => Self::Drop,
@@ -128,19 +128,19 @@ impl Kind {
         })
     }
 
-    /// Whether it befalls a command when the controller fetches it.
+    /// Returns whether the fault strikes a command when the controller fetches it.
     pub fn is_of_command(self) -> bool {
         self != Self::StuckReady && self.armed(1).is_some()
     }
 }
 
-/// 1 us to 150 ms, small and large alike.
+/// Returns a time of 1 us to 150 ms; short and long ones are about equally likely.
 fn spread(value: u64) -> u64 {
     let scale = [10_000, 200_000, 5_000_000, 150_000_000][value as usize % 4];
     1_000 + (value >> 2) % scale
 }
 
-/// Any status but success, with any retry hints.
+/// Returns any status but success, with any retry hints.
 fn any_status(value: u64) -> Status {
     let status = Status(value as u16 & 0x7FFF);
     if status.is_success() {
@@ -155,17 +155,17 @@ listed! {
     State {
         /// The first bring-up, or one after a shutdown.
         BringUp,
-        /// Up, with nothing in flight.
+        /// The controller is up, with nothing in flight.
         Idle,
         /// Up, with commands in flight.
         InFlight,
-        /// Up, with a queue that takes no more.
+        /// The controller is up, with a queue that takes no more commands.
         Full,
-        /// A command is past its deadline, and nothing was done about it yet.
+        /// A command is past its deadline, and the host has not reacted yet.
         TimedOut,
         /// A command is being aborted.
         Aborting,
-        /// No more commands are taken; those in flight end, then the queues are deleted.
+        /// No more commands are taken; the commands in flight end, then the queues are deleted.
         Draining,
         /// The controller is reset and brought up again after trouble.
         Recovering,
@@ -174,7 +174,7 @@ listed! {
     }
 }
 
-/// Why `kind` cannot happen in `state`; `None` when it can.
+/// Returns the reason why `kind` cannot happen in `state`; `None` if it can.
 pub fn impossible(kind: Kind, state: State) -> Option<&'static str> {
     match (kind, state) {
         (Kind::Echo | Kind::LateData, State::Idle) => None,
@@ -197,7 +197,7 @@ pub fn impossible(kind: Kind, state: State) -> Option<&'static str> {
     }
 }
 
-/// How often each kind was seen in each state.
+/// Number of times that each kind was seen in each state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage([[u64; State::ALL.len()]; Kind::ALL.len()]);
 
@@ -207,17 +207,17 @@ impl Coverage {
         self.0[kind as usize][state as usize] += 1;
     }
 
-    /// How often `kind` was seen in `state`.
+    /// Returns the number of times that `kind` was seen in `state`.
     pub fn count(&self, kind: Kind, state: State) -> u64 {
         self.0[kind as usize][state as usize]
     }
 
-    /// How many faults were seen.
+    /// Returns the number of faults that were seen.
     pub fn total(&self) -> u64 {
         self.0.iter().flatten().sum()
     }
 
-    /// Adds what another run has seen.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Self) {
         for (sum, more) in self.0.iter_mut().flatten().zip(other.0.iter().flatten()) {
             *sum += more;
@@ -229,8 +229,8 @@ impl Coverage {
         self.pairs(|kind, state| impossible(kind, state).is_none() && self.count(kind, state) == 0)
     }
 
-    /// The pairs that were seen and are said to be impossible: the list is wrong. An echo of the deletion of
-    /// a queue may come when the queues are gone, but no trap can ask for it.
+    /// Returns the pairs that were seen although the list says that they are impossible: then the list is wrong. An
+    /// echo of the deletion of a queue may arrive after the queues are gone, but no trap can ask for it.
     pub fn surprising(&self) -> Vec<(Kind, State)> {
         let by_chance = (Kind::Echo, State::ShutDown);
         self.pairs(|kind, state| {

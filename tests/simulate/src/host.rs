@@ -1,5 +1,5 @@
-//! What the host does: brings the controller up, aborts what is late, resets, deletes queues, shuts
-//! down. All of it with the core's machines, one step a turn, so that faults can strike in between.
+//! The host's actions: it brings the controller up, aborts late commands, resets, deletes queues, shuts down. All of it
+//! uses the core's machines, one step a turn, so that faults can strike in between.
 
 use crate::account::Failure;
 use crate::sabotage::Sabotage;
@@ -13,7 +13,7 @@ use nvme_core::shutdown::ShutdownMachine;
 use nvme_core::spec::Qid;
 use nvme_core::spec::register::{ALL_ONES, Csts, offset};
 
-/// How long a host sleeps that has nothing to wait for but a time-out.
+/// Sleep of a host that waits for nothing but a time-out.
 pub(crate) const NAP_NS: u64 = 20_000_000;
 /// The longest that an abort may take.
 const ABORT_NS: u64 = 2 * GRACE_NS + NAP_NS;
@@ -22,7 +22,7 @@ const ABORT_NS: u64 = 2 * GRACE_NS + NAP_NS;
 pub(crate) enum Mode<'a> {
     /// The controller is disabled; it is brought up after this number of turns.
     Off { turns: u32 },
-    /// It is being brought up, after this number of turns in which nothing is done.
+    /// The controller is being brought up, after this number of idle turns.
     Raising {
         machine: Box<BringupMachine<'a>>,
         since_ns: u64,
@@ -37,7 +37,7 @@ pub(crate) enum Mode<'a> {
         id: u32,
         since_ns: u64,
     },
-    /// No more commands; the queues are deleted next, and then it is shut down or reset.
+    /// No more commands are taken; the queues are deleted next, and then the controller is shut down or reset.
     Draining { hurry: bool, stop: Option<bool> },
     /// A queue is being deleted.
     Deleting {
@@ -51,7 +51,7 @@ pub(crate) enum Mode<'a> {
         machine: ShutdownMachine,
         abrupt: bool,
     },
-    /// Its registers read as all ones.
+    /// The controller's registers read as all ones.
     Gone,
 }
 
@@ -62,7 +62,7 @@ impl<'a> World<'a> {
         self.mode = mode;
     }
 
-    /// Sleeps until the controller does something, at most until then; longer when nothing will happen.
+    /// Sleeps until the controller has something to do, at most until `until_ns`; longer if nothing will happen.
     pub fn sleep(&mut self, until_ns: u64) {
         let until_ns = until_ns.max(self.now_ns + 1);
         self.now_ns = match self.next_event {
@@ -73,7 +73,7 @@ impl<'a> World<'a> {
         };
     }
 
-    /// When the controller can do something next; `u64::MAX` for never.
+    /// Returns the time at which the controller can do something next; `u64::MAX` for never.
     pub fn next_work(&self) -> u64 {
         if self.ground.bells.is_rung() {
             return self.now_ns + 1_000;
@@ -83,7 +83,7 @@ impl<'a> World<'a> {
         next.unwrap_or(u64::MAX)
     }
 
-    /// After an operation: late commands, and the abort under way.
+    /// Attends to late commands and the abort under way, after each operation.
     pub fn attend(&mut self) -> Result<(), Failure> {
         for queue in 0..self.queues.len() {
             if self.is_open() {
@@ -102,7 +102,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Something is late: look, abort, or reset.
+    /// Reacts to a late command: looks at CSTS, aborts, or resets.
     fn act(&mut self) -> Result<(), Failure> {
         let setup = &self.plan.setup;
         let (looks, aborts) = (setup.looks, setup.aborts);
@@ -224,7 +224,7 @@ impl<'a> World<'a> {
             }
             let mut next = self.next_work().max(self.now_ns + 1);
             if self.next_event.is_some_and(|next| next <= self.now_ns) {
-                // One queue waits for room, and hides when others have work.
+                // A queue that waits for room hides the times at which others have work.
                 nap_ns *= 2;
                 next = next.min(self.now_ns + nap_ns);
             }

@@ -1,8 +1,8 @@
 //! Deterministic simulation: the core's drivers and a controller in virtual time, under a schedule that
 //! is drawn from a seed and goes wrong on purpose.
 //!
-//! Here belong plans, oracles and the loop of a seed. The controller's faults are the simulator's own, so that a
-//! user can have each of them, too.
+//! Plans, oracles and the loop of a seed belong here. The controller's faults are features of the simulator, so that
+//! users can configure each of them, too.
 //!
 //! A seed becomes a [`Plan`](plan::Plan): two queues with any of the three drivers, operations, and
 //! traps, which are faults that wait for the driver to be in some state. [`run`](run::run) plays it

@@ -43,7 +43,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    // A panic is an oracle here, and is reported as the failure of its seed.
+    // A panic is an oracle here: it is reported as the failure of its seed.
     std::panic::set_hook(Box::new(|_| ()));
     match args.seed {
         Some(seed) => replay(seed, args.json),
@@ -92,7 +92,7 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Another base each time; it is printed, so that the run can be repeated.
+/// Returns a new base; it is printed, so that the run can be repeated.
 fn fresh_base() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(1, |since| since.as_millis() as u64)

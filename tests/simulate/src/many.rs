@@ -11,9 +11,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Seeds that a thread takes at once.
+/// Number of seeds that a thread takes at a time.
 const SHARE: u64 = 32;
-/// Failing seeds after which no more are tried.
+/// Number of failing seeds after which no more seeds are tried.
 const ENOUGH: usize = 3;
 
 /// What came of many seeds.
@@ -29,7 +29,7 @@ pub struct Total {
     pub virtual_ns: u128,
     /// Processor time of all threads together.
     pub busy: Duration,
-    /// Which faults met which states.
+    /// Faults that were seen, by the state in which they struck.
     pub coverage: Coverage,
     /// Seeds that failed, the lowest first.
     pub failures: Vec<(u64, Failure)>,
@@ -84,7 +84,7 @@ pub fn many(
     total
 }
 
-/// What this thread has used: other work on the machine does not count.
+/// Returns the processor time of this thread: other work on the machine does not count.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -15,7 +15,7 @@ pub const BLOCK_WORDS: usize = BLOCK_BYTES as usize / 8;
 struct Block {
     now: Vec<u32>,
     kept: Vec<u32>,
-    /// When it was last changed, for flushes.
+    /// Time of the last change, which flushes compare.
     changed: u64,
     writer: bool,
     readers: u32,
@@ -32,12 +32,12 @@ fn set(versions: &mut Vec<u32>, version: u32) {
     versions.push(version);
 }
 
-/// What a write did, as far as its end says.
+/// Effect of a write, as far as its end tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// The write was executed; `durable` if it bypassed the write cache.
     Done {
-        /// No power cut takes it back.
+        /// True if no power cut can undo it.
         durable: bool,
     },
     /// Executed or not.
@@ -53,7 +53,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// All blocks zero; `cached` when writes may stay in a volatile cache.
+    /// Returns a model in which all blocks are zero. With `cached`, writes may stay in a volatile cache.
     pub fn new(cached: bool) -> Self {
         let zero = Block {
             now: vec![0],
@@ -71,7 +71,7 @@ impl Model {
         &mut self.blocks[lba as usize..(lba + blocks) as usize]
     }
 
-    /// Takes `blocks` blocks near `lba` for a command: where it found them.
+    /// Reserves `blocks` free blocks near `lba` for a command; returns the first of them.
     pub fn lock(&mut self, lba: u32, blocks: u32, writes: bool) -> Option<u32> {
         let last = BLOCKS - blocks;
         for turn in 0..6 {
@@ -135,7 +135,7 @@ impl Model {
         self.clock
     }
 
-    /// A flush that was submitted at `stamp` has succeeded: what had ended by then is durable.
+    /// Notes that a flush that was submitted at `stamp` has succeeded: every write that had ended by then is durable.
     pub fn flushed(&mut self, stamp: u64) {
         for block in &mut self.blocks {
             if block.changed <= stamp && !block.writer {
@@ -144,12 +144,12 @@ impl Model {
         }
     }
 
-    /// Everything that has ended is durable: a shutdown was completed.
+    /// Notes that a shutdown was completed: every write that has ended is durable.
     pub fn saved(&mut self) {
         self.flushed(u64::MAX);
     }
 
-    /// Power was lost and came back.
+    /// Notes that power was lost and is back.
     pub fn power_cut(&mut self) {
         self.clock += 1;
         for block in &mut self.blocks {
@@ -157,7 +157,8 @@ impl Model {
         }
     }
 
-    /// A read found `version` in `lba`: from now on nothing else can be there. `false` when it could not.
+    /// Notes that a read found `version` in `lba`: from now on the block can hold no other. Returns `false` if it could
+    /// not hold `version`.
     pub fn found(&mut self, lba: u32, version: u32) -> bool {
         let block = &mut self.blocks[lba as usize];
         let possible = block.now.contains(&version);

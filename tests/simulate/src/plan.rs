@@ -1,7 +1,6 @@
-//! The schedule of a seed: what happens in which order, all of it drawn before anything runs.
+//! The schedule of a seed: the operations in their order, all drawn before anything runs.
 //!
-//! A plan can be cut down: every operation and every trap stands for itself, so that the shrinker may
-//! leave any of them out.
+//! A plan can be cut down: operations and traps do not depend on each other, so the shrinker may leave out any of them.
 
 use crate::fault::{Kind, State, impossible};
 use crate::seed::Rng;
@@ -16,9 +15,9 @@ pub enum Verb {
     Write,
     /// The same with force unit access.
     WriteThrough,
-    /// Compare with what the model says is there.
+    /// Compare with the data that the model says are there.
     Compare,
-    /// Compare with something else.
+    /// Compare with other data.
     CompareOther,
     /// Write Zeroes.
     Zero,
@@ -33,24 +32,24 @@ pub enum Verb {
 pub struct Order {
     /// What it does.
     pub verb: Verb,
-    /// Where to look for blocks that no other command uses.
+    /// Block near which to look for blocks that no other command uses.
     pub lba: u32,
     /// How many.
     pub blocks: u32,
-    /// Where its data begin in their first page, a multiple of 8.
+    /// Offset of its data in their first page, a multiple of 8.
     pub offset: u32,
     /// Form of its data pointer.
     pub form: Form,
 }
 
-/// How a command tells where its data lie.
+/// The form in which a command says where its data are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// As one stretch, in PRPs.
     Stretch,
-    /// As a table of pages, in PRPs.
+    /// A table of pages, in PRPs.
     Table,
-    /// As an SGL of two segments.
+    /// An SGL of two segments.
     Sgl,
 }
 
@@ -101,9 +100,9 @@ impl Order {
 pub enum Op {
     /// A command is placed in queue 0 or 1.
     Submit(u8, Order),
-    /// Commands like this one, until the queue takes no more; then it is rung.
+    /// Places commands like this one until the queue takes no more, then rings the doorbell.
     Fill(u8, Order),
-    /// What was placed is published.
+    /// Publishes the placed commands.
     Ring(u8),
     /// Doorbells arrive, and the controller works.
     Step,
@@ -113,18 +112,18 @@ pub enum Op {
     Poll(u8),
     /// Time passes.
     Advance(u32),
-    /// Both sides work until nothing is in flight, or a deadline has passed.
+    /// Lets both sides work until nothing is in flight or a deadline has passed.
     Wait,
     /// The host looks at CSTS.
     Look,
     /// The kernel that uses the queue ends and another one begins.
     Relaunch(u8),
-    /// The host lets commands end (or not, when in a hurry), deletes the queues, and shuts the
-    /// controller down (or resets it); then it brings it up again.
+    /// The host waits until commands have ended (or does not, in a hurry), deletes the queues, and shuts the controller
+    /// down (or resets it); then it brings it up again.
     Leave {
         /// Delete the queues with commands in flight.
         hurry: bool,
-        /// Shut down: normally, or abruptly; else a reset.
+        /// Some(true or false) for an abrupt or a normal shutdown; `None` for a reset.
         stop: Option<bool>,
     },
 }
@@ -134,13 +133,13 @@ pub enum Op {
 pub struct Trap {
     /// The state.
     pub state: State,
-    /// How many turns in that state pass before.
+    /// Number of turns in that state before the trap fires.
     pub after: u32,
     /// What happens.
     pub kind: Kind,
     /// The queue that it happens to: 0 is the admin queue, 1 and 2 are for I/O.
     pub qid: u16,
-    /// Any number: what the fault makes of it is its own business.
+    /// Any number, from which the fault derives its details.
     pub value: u64,
 }
 
@@ -149,7 +148,7 @@ pub struct Trap {
 pub struct Plan {
     /// Where it comes from.
     pub seed: u64,
-    /// How the two sides are made.
+    /// The configuration of the two sides.
     pub setup: Setup,
     /// What happens, in order.
     pub ops: Vec<Op>,
@@ -177,7 +176,7 @@ impl Plan {
             let state = draw_state(&mut rng);
             let kind = draw_trap(&mut rng, state, &mut traps);
             if matches!(kind, Kind::Echo | Kind::LateData) && state != State::BringUp {
-                // What comes later must have begun before.
+                // A late event needs a fault that began it before.
                 traps.push(trap(&mut rng, State::InFlight, kind));
             }
             match state {
@@ -212,7 +211,7 @@ impl Plan {
     }
 }
 
-/// Any state; more often those that pass quickly.
+/// Returns any state; states that pass quickly are drawn more often.
 fn draw_state(rng: &mut Rng) -> State {
     match rng.below(13) {
         9..12 => State::TimedOut,

@@ -1,4 +1,4 @@
-//! The core's three drivers behind one face, so that one host can use any of them.
+//! One interface to the core's three drivers, so that one host can use any of them.
 
 mod collective;
 mod pair;
@@ -12,21 +12,21 @@ use nvme_core::bringup::QueuePlan;
 use nvme_core::spec::{Cid, Sqe};
 use nvme_core::{ClosedQueue, CommandData, CommandOutcome, ControllerFault, Quiesced, SubmitError};
 
-/// How a command ended, by the number that it was submitted with.
+/// The end of a command, with the number that it was submitted with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
     /// The number.
     pub id: u32,
     /// How.
     pub outcome: CommandOutcome,
-    /// It had been reported as expired before; `None` where the driver does not say.
+    /// True if the command had been reported as expired before; `None` if the driver does not say.
     pub late: Option<bool>,
 }
 
 /// A command past its deadline, as its driver names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Late {
-    /// By the number that it was submitted with.
+    /// Names a command by the number that it was submitted with.
     Id(u32),
     /// By its identifier.
     Cid(Cid),
@@ -44,7 +44,7 @@ pub trait IoQueue {
         id: u32,
         deadline_ns: u64,
     ) -> Result<Cid, SubmitError>;
-    /// Publishes what was placed.
+    /// Publishes the placed commands.
     fn ring(&mut self);
     /// Takes the completions that have arrived.
     fn poll(&mut self, ended: &mut Vec<End>) -> Result<(), ControllerFault>;
@@ -54,14 +54,14 @@ pub trait IoQueue {
     fn in_flight(&self) -> u32;
     /// The most commands that can be.
     fn depth(&self) -> u32;
-    /// Whether it refuses commands because of what the controller posted.
+    /// Returns whether the queue refuses commands because of an entry that the controller posted.
     fn refuses(&self) -> bool;
     /// Ends the commands in flight, on proof that the controller has stopped.
     fn reclaim(&mut self, proof: &Quiesced<'_>, ended: &mut Vec<End>);
-    /// Takes no more commands until it was restarted.
+    /// Takes no more commands until the queue is restarted.
     fn close(&mut self) -> ClosedQueue;
     /// Empties the rings for the queue to be created again.
     fn restart(&mut self, proof: &Quiesced<'_>);
-    /// The user of the queue goes, and another one takes it over as it is.
+    /// Replaces the queue's user: another one takes the queue over in its present state.
     fn relaunch(&mut self) {}
 }

@@ -15,7 +15,7 @@ const LINES: usize = 80;
 
 /// Many seeds. `whole`: enough seeds that every fault must have met every state.
 pub fn swept(base: u64, threads: usize, total: &Total, whole: bool, as_json: bool) {
-    // One failure is cut down: the others are probably the same.
+    // Only the first failure is cut down: the others probably have the same cause.
     let shrunk = total.failures.first().map(|(seed, failure)| {
         let plan = Plan::draw(*seed);
         shrink(&mut Arena::default(), &plan, Sabotage::None, failure)
@@ -84,7 +84,7 @@ fn in_words(counts: &rows::Counts) -> String {
     named.join(", ")
 }
 
-/// One seed: its commands, and its gathers.
+/// Describes the result of one seed: its commands and its gathers.
 pub fn replayed(
     seed: u64,
     plan: &Plan,

@@ -27,7 +27,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Memory of both sides.
 const MEMORY: u64 = 2400 * PAGE;
-/// Turns after the last operation in which everything must have ended.
+/// Number of turns after the last operation in which everything must have ended.
 const TURNS: u32 = 20_000;
 
 /// What came of a seed.
@@ -35,11 +35,11 @@ const TURNS: u32 = 20_000;
 pub struct Run {
     /// What an oracle found.
     pub failure: Option<Failure>,
-    /// One number for everything that happened.
+    /// Hash of everything that happened.
     pub hash: u64,
     /// Trace of the run, if one was asked for.
     pub lines: Vec<String>,
-    /// Which faults met which states.
+    /// Faults that were seen, by the state in which they struck.
     pub coverage: Coverage,
     /// Commands placed.
     pub commands: u32,
@@ -58,7 +58,7 @@ impl Default for Arena {
     }
 }
 
-/// Where a queue's rings and lists lie.
+/// Addresses of a queue's rings and lists.
 pub(crate) struct Parts {
     qid: u16,
     sq: Area,
@@ -100,7 +100,7 @@ impl Parts {
         }
     }
 
-    /// The queue as the host hands it to a kernel; its state and its slots.
+    /// Returns the queue's description as the host gives it to a kernel, with its state and its slots.
     pub(crate) fn words(
         &self,
         memory: &Memory,
@@ -186,7 +186,7 @@ fn io_queue<'a>(
     }
 }
 
-/// One in this number of seeds runs under the protocol auditor, which takes as long as the rest of it.
+/// One in this number of seeds runs under the protocol auditor, which doubles the time of a run.
 const AUDITED: u64 = 16;
 
 /// The first rule that the driver has broken, whatever the controller did. Plans have commands past the
@@ -335,7 +335,7 @@ impl World<'_> {
         ))
     }
 
-    /// Submits what is still missing of the plan's commands.
+    /// Submits the commands that the plan still owes.
     fn top_up(&mut self) -> Result<(), Failure> {
         let mut rng = Rng::new(!self.plan.seed);
         let mut turns = 0;
@@ -354,7 +354,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// One more fault that takes a reset, with commands in flight.
+    /// Causes one more fault that requires a reset, with commands in flight.
     fn break_down(&mut self) -> Result<(), Failure> {
         let kinds = [Kind::Cfs, Kind::Restart, Kind::PowerCut, Kind::Removal];
         let mut rng = Rng::new(self.plan.seed ^ 1);
@@ -380,7 +380,7 @@ impl World<'_> {
                 }
                 self.now_ns = self.next_event.unwrap_or(0).max(self.now_ns + 1000);
                 if turn % 64 == 63 {
-                    // The controller has no room to post it: the head doorbell was lost.
+                    // The controller has no room to post the echo, because a store to the head doorbell was lost.
                     self.recover("an echo does not come")?;
                 }
             }
@@ -411,7 +411,7 @@ impl World<'_> {
             }
         }
         self.settle()?;
-        // An echo of the bring-up's own commands may still come; it is not looked for now.
+        // An echo of the bring-up's commands may still arrive; the loop does not look for it.
         if self.recovered != before {
             return Err(Failure::new("recovery", "trouble with nothing wrong"));
         }

@@ -5,7 +5,7 @@ use crate::queue::End;
 use nvme_core::CommandOutcome;
 use nvme_core::spec::Status;
 
-/// A planted bug. Each strikes where a driver meets the rest.
+/// A planted bug, at a point where a driver meets the host or the controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sabotage {
     /// None.
@@ -17,7 +17,7 @@ pub enum Sabotage {
     EndIsLost,
     /// An error status is reported as success.
     ErrorIsSuccess,
-    /// A bit of what command 50 and those after it read is wrong.
+    /// One bit of the data that command 50 and later ones read is wrong.
     FlippedBit,
     /// Data are written beside the buffer of command 50.
     Overrun,

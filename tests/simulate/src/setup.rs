@@ -1,11 +1,11 @@
-//! How the two sides of a seed are made.
+//! The configuration of the two sides of a seed.
 
 use crate::seed::Rng;
 use nvme_sim::LatencyProfile;
 
 /// Deadline of an I/O command, in virtual time.
 pub const COMMAND_NS: u64 = 50_000_000;
-/// How long an Abort, and then the aborted command, may take.
+/// Time limit of an Abort, and then of the aborted command.
 pub const GRACE_NS: u64 = 10_000_000;
 /// Deadline of an admin command.
 pub const ADMIN_NS: u64 = 20_000_000;
@@ -53,17 +53,17 @@ pub struct Setup {
     pub cache_bytes: usize,
     /// How long commands take.
     pub profile: LatencyProfile,
-    /// From a change of CC.EN to that of CSTS.RDY.
+    /// Time from a change of CC.EN to the change of CSTS.RDY.
     pub ready_delay_ns: u64,
-    /// From CC.SHN to the end of the shutdown.
+    /// Time from CC.SHN to the end of the shutdown.
     pub shutdown_delay_ns: u64,
-    /// Turns that the host lets pass before it does something about a command past its deadline.
+    /// Number of turns that the host lets pass before it reacts to a command past its deadline.
     pub patience: u32,
-    /// Whether the host tries an Abort before it resets the controller.
+    /// True if the host tries an Abort before it resets the controller.
     pub aborts: bool,
-    /// Whether the host looks at CSTS before it sends an Abort.
+    /// True if the host looks at CSTS before it sends an Abort.
     pub looks: bool,
-    /// What the clock says at the beginning.
+    /// Time of the clock at the beginning.
     pub clock_ns: u64,
 }
 
@@ -96,8 +96,8 @@ impl Setup {
         }
     }
 
-    /// The same from a moment of `seed`'s own: often a little before a clock wraps that may be counted in, so
-    /// that deadlines lie on both sides.
+    /// Returns the setup with a start time that `seed` determines. It is often a little before a wrap of a clock, so
+    /// that deadlines lie on both sides of it.
     pub fn with_clock(self, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0xC10C);
         let wrap = pick(rng, &[0, 0, 1 << 32, 1 << 41, 1 << 42, 3 << 41, 1 << 63]);

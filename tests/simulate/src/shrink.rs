@@ -1,4 +1,4 @@
-//! From a schedule that fails to a short one that fails in the same way.
+//! Shortens a schedule that fails to a short one that fails in the same way.
 
 use crate::account::Failure;
 use crate::plan::{Form, Op, Plan};
@@ -8,13 +8,13 @@ use crate::sabotage::Sabotage;
 /// Runs that shrinking may cost.
 const RUNS: u32 = 3_000;
 
-/// A plan that fails, cut down as far as it still does.
+/// A failing plan, shortened as far as it still fails.
 pub struct Shrunk {
     /// The plan.
     pub plan: Plan,
     /// Its run, with lines.
     pub run: Run,
-    /// Runs that it took to get there.
+    /// Number of runs that the search took.
     pub runs: u32,
 }
 
@@ -26,7 +26,7 @@ struct Shrinker<'s> {
 }
 
 impl Shrinker<'_> {
-    /// Takes `smaller` in place of `plan` when it fails in the same way.
+    /// Replaces `plan` by `smaller` if that fails in the same way.
     fn adopt(&mut self, plan: &mut Plan, smaller: Plan) -> bool {
         if self.runs >= RUNS {
             return false;
@@ -40,7 +40,7 @@ impl Shrinker<'_> {
         same
     }
 
-    /// Leaves operations out: half of them at first, single ones in the end.
+    /// Removes operations: half of them at first, single ones in the end.
     fn fewer_ops(&mut self, plan: &mut Plan) {
         let mut size = plan.ops.len().div_ceil(2);
         while size > 0 {

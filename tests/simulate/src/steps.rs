@@ -11,13 +11,13 @@ use nvme_core::shutdown::{self, ShutdownKind, ShutdownMachine};
 use nvme_core::spec::register::{ALL_ONES, offset};
 use nvme_core::{BringupError, Quiesced};
 
-/// The longest that a bring-up may take: three waits for CSTS.RDY of a second, and its commands.
+/// The longest time of a bring-up: three waits of a second for CSTS.RDY, and its commands.
 const RAISE_NS: u64 = 3_000_000_000 + 16 * (ADMIN_NS + NAP_NS);
 /// Failed attempts in a row after which the power is turned off and on.
 const ATTEMPTS: u32 = 4;
 
 impl<'a> World<'a> {
-    /// One turn while no commands are taken.
+    /// Runs one turn in which no commands are taken.
     pub fn turn(&mut self) -> Result<(), Failure> {
         self.work()?;
         // If the mode was replaced meanwhile, the new one stays.
@@ -142,7 +142,8 @@ impl<'a> World<'a> {
         }))
     }
 
-    /// A bring-up ended with an error: the queues take no commands, and the host tries again.
+    /// Handles a bring-up that ended with an error: the queues take no commands, and the host tries
+    /// again.
     fn failed(&mut self, error: BringupError) -> Result<(), Failure> {
         if !self.disturbed {
             let text = format!("bring-up ends with {error:?} and nothing was wrong");

@@ -1,4 +1,4 @@
-//! What happened in a run: always as a hash, as lines when they are asked for.
+//! The events of a run: always as a hash, and as lines on request.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -13,13 +13,13 @@ pub enum Event {
         cid: u16,
         lba: u32,
     },
-    /// A queue took no command: `full`, or else it refuses.
+    /// A queue took no command: it is `full`, or it refuses commands.
     NotPlaced { queue: usize, full: bool },
     /// The controller worked on this many commands.
     Worked { commands: u32 },
     /// A fault fired in a state.
     Fired { kind: u8, state: u8 },
-    /// A command ended: status, or `FFFFh` when it was aborted.
+    /// A command ended with this status, or `FFFFh` if it was aborted.
     Ended { id: u32, status: u16 },
     /// A queue was posted nonsense.
     Nonsense { queue: usize },
@@ -29,7 +29,7 @@ pub enum Event {
     Mode { name: &'static str },
     /// A read found this version.
     Found { lba: u32, version: u32 },
-    /// Of a gather: what, of which number, and how.
+    /// An event of a gather: what happened, the number of the gather, and details.
     Rows {
         what: &'static str,
         number: u32,
@@ -53,7 +53,7 @@ impl Trace {
         }
     }
 
-    /// Adds an event; `more` says more about it to a reader.
+    /// Adds an event; `more` adds details for a reader.
     pub fn add<D: fmt::Display>(&mut self, now_ns: u64, event: Event, more: impl FnOnce() -> D) {
         now_ns.hash(&mut self.hash);
         event.hash(&mut self.hash);
@@ -67,7 +67,7 @@ impl Trace {
         }
     }
 
-    /// One number for everything that happened.
+    /// Returns a hash of everything that happened.
     pub fn hash(&self) -> u64 {
         self.hash.finish()
     }

@@ -1,4 +1,4 @@
-//! Both sides, the time between them, and everything that a schedule can do to them.
+//! Both sides, the time between them, and every operation of a schedule.
 
 use crate::account::{Accounts, Failure};
 use crate::buffers::Pool;
@@ -45,7 +45,7 @@ pub(crate) struct World<'a> {
     pub sabotage: Sabotage,
     /// A fault has fired since the controller came up.
     pub disturbed: bool,
-    /// The controller has left the bus: turns until it is back, and whether power was lost meanwhile.
+    /// Set while the controller is off the bus: number of turns until it is back, and whether power was lost meanwhile.
     pub away: Option<(u32, bool)>,
     /// True if the controller has come up before, so that this is a recovery.
     pub recovering: bool,
@@ -55,11 +55,11 @@ pub(crate) struct World<'a> {
     pub placed: u32,
     /// Recoveries that were completed.
     pub recovered: u32,
-    /// Of the plan's traps, those that wait, with the turns that are left to them.
+    /// The traps of the plan that wait, each with the number of turns that are left.
     traps: Vec<(Trap, u32)>,
     pub late: Vec<Late>,
     pub ended: Vec<End>,
-    /// When the controller has something to do next.
+    /// Time at which the controller has something to do next.
     pub next_event: Option<u64>,
     refusals: usize,
 }
@@ -122,7 +122,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Whether the host takes commands.
+    /// Returns whether the host takes commands.
     pub fn is_open(&self) -> bool {
         matches!(self.mode, Mode::Up { .. } | Mode::Aborting { .. })
     }
@@ -135,7 +135,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// One operation of the plan; while the controller is not up, a turn of bringing it up instead.
+    /// Executes one operation of the plan; while the controller is not up, a turn of the bring-up instead.
     pub fn apply(&mut self, op: Op) -> Result<(), Failure> {
         self.spring()?;
         if !self.is_open() {
@@ -165,7 +165,7 @@ impl<'a> World<'a> {
         self.attend()
     }
 
-    /// Fires what waits for this state.
+    /// Fires the traps that wait for this state.
     pub fn spring(&mut self) -> Result<(), Failure> {
         if self.traps.is_empty() && self.away.is_none() {
             return Ok(());
@@ -194,7 +194,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// From now on nothing goes wrong any more.
+    /// Stops all faults from now on.
     pub fn make_peace(&mut self) {
         self.traps.clear();
         self.ground.sim.disarm();
@@ -241,7 +241,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Nothing of what is under way reaches a controller that restarts.
+    /// Forgets doorbells and late data: nothing that is under way reaches a controller that restarts.
     fn hear_nothing(&mut self) {
         self.ground.bells.clear();
         self.accounts.laid_to_rest(0);
@@ -276,7 +276,7 @@ impl<'a> World<'a> {
             .add(self.now_ns, event, || format!("{kind:?} in {state:?}"));
     }
 
-    /// Doorbells arrive, and the controller does what is due.
+    /// Delivers doorbells, and lets the controller do what is due.
     pub fn work(&mut self) -> Result<(), Failure> {
         self.work_at(false)
     }

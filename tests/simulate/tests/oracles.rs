@@ -1,5 +1,5 @@
-//! The oracles can fail: bugs that are planted where the drivers meet the rest are found, repeat, and
-//! are cut down to a few operations.
+//! Checks that the oracles can fail: bugs that are planted between the drivers and their surroundings are found, can be
+//! repeated, and are shortened to a few operations.
 
 use nvme_simulate::many::many;
 use nvme_simulate::plan::Plan;
@@ -37,7 +37,7 @@ fn is_found(sabotage: Sabotage, oracles: &[&str]) {
         after * 2 < before,
         "{sabotage:?}: {before} operations became {after}"
     );
-    // Without the bug the same schedule is clean: it was the bug that was found.
+    // Without the bug the same schedule is clean, so the bug was the cause.
     let honest = run(&mut arena, &short.plan, Sabotage::None, false);
     assert_eq!(honest.failure, None);
 }

@@ -1,5 +1,5 @@
-//! Kernels beside writes and recoveries: nothing is found where nothing is wrong, and bugs of the host that are planted
-//! are. Those of kernels are patches of `tests/mutants`.
+//! Kernels beside writes and recoveries: correct code gives no findings, and planted bugs of the host do. The bugs of
+//! kernels are patches of `tests/mutants`.
 
 use nvme_simulate::account::Failure;
 use nvme_simulate::rows::{Counts, Sabotage, run, stripes};
@@ -7,7 +7,7 @@ use nvme_simulate::run::Arena;
 
 /// Seeds within which a planted bug must be found.
 const SEEDS: u64 = 2_000;
-/// Seeds in which nothing may be found.
+/// Number of seeds in which nothing may be found.
 const HONEST: u64 = 60;
 
 fn first_failure(sabotage: Sabotage) -> Option<(u64, Failure)> {

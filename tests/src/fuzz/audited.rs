@@ -1,4 +1,4 @@
-//! The auditor of a controller that lies: a new one with each reset, and none after a lie that it cannot see.
+//! The auditor of a controller that lies: a new auditor for each reset, and none after a lie that it cannot see.
 
 use crate::audit::driver_is_right;
 use nvme_auditor::{Auditor, ControllerCapabilities};
@@ -8,12 +8,12 @@ use nvme_core::spec::{Cqe, PageSize, Sqe};
 /// Reads a word of memory as the controller does.
 type Memory<'a> = &'a dyn Fn(u64) -> Option<u64>;
 
-/// What was seen since the last reset.
+/// Everything that was seen since the last reset.
 pub struct Audited {
     is_audited: bool,
     /// `None` after the driver got an input that the auditor did not see.
     auditor: Option<Auditor>,
-    /// Tail and head doorbell of each queue, as they were seen: those of a deleted queue stay.
+    /// Tail and head doorbell of each queue as they were seen last; values of deleted queues remain.
     bells: [(u32, u32); 2],
 }
 
@@ -34,7 +34,7 @@ impl Audited {
     /// Judges the driver up to here.
     ///
     /// # Panics
-    /// When it broke a rule that no lie explains.
+    /// If the driver broke a rule that no lie explains.
     pub fn judge(&self) {
         if let Some(auditor) = &self.auditor {
             driver_is_right(auditor.findings());

@@ -16,12 +16,12 @@ use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_core::{ControllerIdentity, RegisterAccess};
 use std::cell::{Cell, RefCell};
 
-/// Where the controller finds the Identify page.
+/// Address of the Identify page for the controller.
 pub const PAGE: Iova = Iova(0x7_0000);
-/// Where it finds the lists of the I/O queue's commands.
+/// Address of the lists of the I/O queue's commands.
 pub const LISTS: Iova = Iova(0x30_0000);
 
-/// What the controller is like.
+/// The fuzzer's choices for the controller's properties.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub struct Shape {
     cap: Option<u64>,
@@ -41,7 +41,7 @@ pub struct Shape {
     namespaces: u8,
     granted: u32,
     lbads: u8,
-    /// It stops acting once all bytes are used.
+    /// True if the controller stops acting once all bytes are used.
     goes_silent: bool,
 }
 
@@ -49,9 +49,9 @@ pub struct Shape {
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Turn {
     Nothing,
-    /// Answers everything as it should.
+    /// Answers everything correctly.
     Honest,
-    /// Ends one of the commands that it has fetched.
+    /// Ends one of the commands that the controller has fetched.
     Answer {
         io: bool,
         pick: u8,
@@ -82,7 +82,7 @@ enum Turn {
 /// A queue pair as the controller sees it.
 pub struct Rings {
     pub qid: u16,
-    /// Where the submission ring lies.
+    /// Address of the submission ring.
     pub at: Iova,
     pub sq: Vec<SqCell>,
     pub cq: Vec<CqCell>,
@@ -117,7 +117,7 @@ impl Rings {
         self.waiting.borrow_mut().clear();
     }
 
-    /// Whether they are as a reset leaves them.
+    /// Returns whether the doorbells are as a reset leaves them.
     fn is_reset(&self) -> bool {
         let rung = [&self.tail, &self.head].map(|bell| bell.load(Order::Relaxed, Scope::Sys));
         rung == [0, 0]
@@ -152,7 +152,7 @@ pub struct BadController<'a> {
     queue: Cell<(u32, u64, u64)>,
     /// The last CC that the driver read.
     seen_cc: Cell<Cc>,
-    /// Whether the driver may set CC.EN.
+    /// True if the driver may set CC.EN.
     pub may_enable: Cell<bool>,
     identity: ControllerIdentity,
 }
@@ -181,7 +181,7 @@ impl<'a> BadController<'a> {
         })
     }
 
-    /// The page as the driver sees it.
+    /// Returns the Identify page as the driver sees it.
     pub fn words(&self) -> DmaWords<'_> {
         DmaWords::new(&self.page, PAGE)
     }
@@ -195,7 +195,7 @@ impl<'a> BadController<'a> {
         }
     }
 
-    /// Does something. `false` when the bytes are used up.
+    /// Takes one action. Returns `false` if the bytes are used up.
     pub fn act(&self) -> bool {
         let turn = self.next::<Turn>();
         self.fetch(&self.admin);
@@ -254,7 +254,7 @@ impl<'a> BadController<'a> {
         entry(&self.admin).or_else(|| entry(&self.io)).or_else(list)
     }
 
-    /// Looks at the doorbells and fetches what is there.
+    /// Reads the doorbells and fetches the new commands.
     fn fetch(&self, rings: &Rings) {
         let word = |at| self.word(at);
         let mut audited = self.audited.borrow_mut();
@@ -346,7 +346,7 @@ impl<'a> BadController<'a> {
         shape.cap.unwrap_or(cap.0)
     }
 
-    /// CSTS goes where CC has sent it, after a while.
+    /// Moves CSTS towards the state that CC asks for, after a delay.
     fn settle(&self) -> Csts {
         let (cc, mut csts) = (self.cc.get(), self.csts.get());
         let target = (cc.en(), if cc.shn() != 0 && cc.en() { 2 } else { 0 });
@@ -417,7 +417,7 @@ impl RegisterAccess for BadController<'_> {
         }
         if cc.en() && self.may_enable.get() {
             let mut audited = self.audited.borrow_mut();
-            // The registers may have reported a reset that did not take place.
+            // The registers may have reported a reset that did not happen.
             if !self.admin.is_reset() || !self.io.is_reset() {
                 audited.lose();
             }

@@ -1,8 +1,9 @@
-//! A file of tensors is not trusted: its header is read, or refused, and what it describes lies inside of it.
+//! Files of tensors are not trusted: a header is read or refused, and everything that it describes lies inside the
+//! file.
 
 use nvme_files::catalog::{Catalog, CatalogFormat, HeaderSource};
 
-/// A file whose first bytes are given; the rest is zeros.
+/// A file with these first bytes; the remaining bytes are zeros.
 struct Padded<'a> {
     head: &'a [u8],
     len: u64,
@@ -39,7 +40,7 @@ impl HeaderSource for Padded<'_> {
     }
 }
 
-/// The last two bytes say what follows the others: nothing, zeros, or a device.
+/// The last two bytes choose what follows the other bytes: nothing, zeros, or a device.
 pub fn catalog(bytes: &[u8]) {
     let Some((head, [kind, shift])) = bytes.split_last_chunk::<2>() else {
         return;

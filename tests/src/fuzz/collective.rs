@@ -39,7 +39,7 @@ enum Call {
 struct Lent {
     cid: Cid,
     wants_dw0: bool,
-    /// Entries freed by the head doorbell when it was placed.
+    /// Number of entries that the head doorbell had freed when the command was placed.
     since: usize,
     deadline_ns: u64,
     expired: bool,
@@ -92,7 +92,7 @@ pub fn collective(bytes: &[u8]) {
     recover(&rig, model);
 }
 
-/// A reset: all that is left ends as aborted, and the queue works again.
+/// Resets the controller: every command that is left ends as aborted, and the queue works again.
 fn recover<'a>(rig: &'a Rig, model: Model<'a>) -> Model<'a> {
     let proof = rig.reset();
     let mut tags = Vec::new();

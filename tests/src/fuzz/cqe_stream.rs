@@ -35,7 +35,7 @@ pub fn cqe_stream(bytes: &[u8]) {
     };
     let mut pair = QueuePair::new(&ControllerIdentity::new(), Qid(QID), memory, slots);
 
-    // What this side knows: the buffer of each command in flight, and where the controller stands.
+    // The test tracks the buffer of each command in flight, and the controller's positions.
     let mut lent: HashMap<u16, u32> = HashMap::new();
     let mut next_buffer = 0;
     let (mut posted, mut fetched) = (0usize, 0usize);
@@ -54,7 +54,7 @@ pub fn cqe_stream(bytes: &[u8]) {
                     places.insert(cid.0, pushed);
                     pushed += 1;
                 } else {
-                    // Whatever the controller says of its head, only commands in flight fill the queue.
+                    // Whatever head the controller reports, only commands in flight fill the queue.
                     assert_eq!(lent.len() as u32, pair.depth(), "refused without reason");
                 }
                 next_buffer += 1;
@@ -75,7 +75,7 @@ pub fn cqe_stream(bytes: &[u8]) {
                 } else {
                     input.half()
                 };
-                // An honest controller has fetched what it completes.
+                // An honest controller has fetched every command that it completes.
                 let place = places.get(&cid).filter(|_| honest && published(&cid));
                 fetched = fetched.max(place.map_or(0, |place| place + 1));
                 if let Some(controller) = &mut controller {
@@ -119,13 +119,13 @@ pub fn cqe_stream(bytes: &[u8]) {
     }
 }
 
-/// What the auditor sees of the controller.
+/// The controller's memory as the auditor sees it.
 struct Controller<'a> {
     auditor: Auditor,
     sq: &'a [SqCell],
     /// The tail doorbell and the head doorbell.
     bells: &'a [AtomicU32; 2],
-    /// Entries that the tail doorbell has published, and those of them that were fetched.
+    /// Number of entries that the tail doorbell has published, and of those that were fetched.
     published: usize,
     fetched: usize,
 }

@@ -1,11 +1,11 @@
-//! Completion entries, right and wrong ones, as a fuzzer posts them to a queue.
+//! Completion entries, right and wrong ones, that a fuzzer posts to a queue.
 
 use crate::hand::{Hand, QID};
 use arbitrary::{Arbitrary, Unstructured};
 use nvme_core::spec::{Cid, Cqe, Status};
 
-/// Entries and slots of a queue that is posted to, and the position where it begins: 0, or two passes before
-/// the 32-bit wrap.
+/// Returns the number of entries and of slots of a queue, and the position where it begins: 0, or two passes before the
+/// 32-bit wrap.
 pub fn sizes(input: &mut Unstructured<'_>) -> arbitrary::Result<[u32; 3]> {
     let (log2, slots, wraps) = <(u8, u8, bool)>::arbitrary(input)?;
     let entries = 2 << (log2 % 5);
@@ -29,7 +29,7 @@ pub enum Entry {
         sqhd: u16,
         sqid: Option<u16>,
     },
-    /// Once more what ended before.
+    /// Completes once more a command that has ended.
     Twice { pick: u8 },
     /// A command that there may not be.
     Wrong { slot: u8, generation: u8, sqhd: u16 },
@@ -45,7 +45,7 @@ pub struct Posted {
 }
 
 impl Posted {
-    /// Fetches what is there and posts one entry, when the ring has room.
+    /// Fetches the new commands and posts one entry if the ring has room.
     pub fn post(&mut self, hand: &mut Hand<'_>, entry: Entry) {
         while let Some(sqe) = hand.fetch() {
             self.waiting.push(sqe.cid().0);

@@ -1,4 +1,5 @@
-//! A file system is not trusted: whatever its blocks say, it is read to an end or refused.
+//! File systems are not trusted: whatever the blocks say, the reader comes to an end or refuses
+//! them.
 
 use super::Input;
 use nvme_ext4::{Ext4, Ext4Error, FileData, FileKind, SourceError, VolumeSource};
@@ -9,7 +10,7 @@ const BLOCK: usize = 1024;
 /// Files that are looked at.
 const MOST_FILES: usize = 100;
 
-/// Blocks that were given; the rest is zeros.
+/// The blocks that the input gives; the remaining ones are zeros.
 struct Blocks {
     bytes: Vec<u8>,
 }
@@ -27,7 +28,7 @@ impl VolumeSource for Blocks {
     }
 }
 
-/// The size of the image in KiB, then numbers of blocks with what they hold.
+/// The input is the size of the image in KiB, then numbers of blocks with their content.
 pub fn ext4(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let blocks = 4 + usize::from(input.half()) % 1024;

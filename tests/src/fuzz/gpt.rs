@@ -1,4 +1,5 @@
-//! A partition table is not trusted: it is read, or refused, and its partitions lie on the drive, apart.
+//! Partition tables are not trusted: a table is read or refused, and its partitions lie on the drive and do not
+//! overlap.
 
 use super::Input;
 use nvme_ext4::{SourceError, VolumeSource};
@@ -32,7 +33,7 @@ fn crc32(bytes: &[u8]) -> u32 {
     })
 }
 
-/// Makes the checksums of the table in block `place` right, as far as what it says allows that.
+/// Corrects the checksums of the table in block `place`, if the table's values allow it.
 fn sign(drive: &mut [u8], block: usize, place: usize) {
     let at = place * block;
     let word = |drive: &[u8], offset: usize| {
@@ -53,8 +54,8 @@ fn sign(drive: &mut [u8], block: usize, place: usize) {
     drive[at + 16..at + 20].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Which checksums are made right and the size of a block, then the drive from its second block on, and at last the
-/// header in its last block.
+/// The input says which checksums to correct and the size of a block; the drive from its second block on follows, and
+/// finally the header in its last block.
 pub fn gpt(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let choice = input.byte();

@@ -1,5 +1,5 @@
 //! A guest that does anything with its registers, its queues and its memory map: the controller
-//! reaches what is mapped and nothing else, breaks no rule itself, and can always be reset.
+//! accesses only what is mapped, breaks no rule, and can always be reset.
 
 use super::{Input, is_audited};
 use crate::audit::controller_is_right;
@@ -31,7 +31,7 @@ struct Guest {
     regions: [Arc<[AtomicU64]>; 4],
 }
 
-/// Registers, rings, commands and the map, as the bytes say, with time going on between them.
+/// The bytes choose registers, rings, commands and the map; time passes between the actions.
 pub fn guest_memory(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let store = MemoryStore::new(1 << 20).expect("a mebibyte");
@@ -64,7 +64,7 @@ pub fn guest_memory(bytes: &[u8]) {
         now += u64::from(input.byte()) * 50_000;
         guest.sim.step(now);
     }
-    // Nothing is reached after a reset, whatever was under way.
+    // No memory is accessed after a reset, whatever was under way.
     guest.sim.write32(offset::CC, 0);
     let before = guest.sum();
     guest.sim.step(now + 1_000_000_000);
@@ -156,7 +156,7 @@ impl Guest {
         }
     }
 
-    /// Places a command where the ring of `qid` would be and rings.
+    /// Writes a command at the address of the ring of `qid` and rings the doorbell.
     fn submit(&self, qid: usize, sqe: Sqe, tails: &mut [u32; 5]) {
         let at = ring(qid) + u64::from(tails[qid] % 16) * 64;
         let words = sqe.with_cid(Cid(tails[qid] as u16)).to_words();
@@ -173,7 +173,8 @@ impl Guest {
     }
 }
 
-/// The submission ring of a queue: a page each, the admin completions between them.
+/// Returns the address of the submission ring of a queue: a page each, with the admin completions
+/// between them.
 fn ring(qid: usize) -> u64 {
     match qid {
         0 => STARTS[0],
@@ -241,7 +242,7 @@ fn io_command(input: &mut Input<'_>) -> Sqe {
     sqe.cdw10 = u32::from(input.half() % 2100);
     sqe.cdw12 = u32::from(input.byte() % 72);
     if input.byte().is_multiple_of(4) {
-        // An SGL: one descriptor of any kind.
+        // The command uses an SGL: one descriptor of any kind.
         sqe.cdw0 |= 1 << 14;
         sqe.dptr[1] = u64::from(input.byte()) << 56 | u64::from(input.half());
     }

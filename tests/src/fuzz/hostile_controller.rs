@@ -27,7 +27,7 @@ const MOST_TURNS: u32 = 20_000;
 
 type Pair<'a> = QueuePair<'a, u32, Vec<CommandSlot<u32>>>;
 
-/// What the driver does once the controller works.
+/// Actions of the driver once the controller works.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Call {
     Submit { pages: u8, offset: u8, limit_ms: u8 },
@@ -51,11 +51,11 @@ struct Driver<'a> {
     jump_ns: u64,
     /// Steps of the bring-up.
     turns: u32,
-    /// What the controller was like when it first worked.
+    /// The controller's capabilities when it first worked.
     made_for: Option<QueueCapabilities>,
 }
 
-/// Everything that a driver does, with answers as the bytes say.
+/// Runs every operation of a driver, with answers from the bytes.
 pub fn hostile_controller(bytes: &[u8]) {
     let Some(controller) = BadController::new(bytes, SLOTS * LIST_WORDS) else {
         return;
@@ -139,7 +139,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Whether the I/O queue can be used.
+    /// Brings the controller up; returns whether the I/O queue can be used.
     fn bring_up(&mut self) -> Result<bool, BringupError> {
         let plans = [QueuePlan {
             qid: Qid(1),
@@ -205,7 +205,7 @@ impl Driver<'_> {
         assert_eq!(buffer, Some(done.buffer), "{} ended with that", done.cid);
     }
 
-    /// Commands until the bytes end it; whether a reset is to follow.
+    /// Runs commands until the bytes end; returns whether a reset follows.
     fn work(&mut self) -> bool {
         while let Some(call) = self.controller.next::<Call>() {
             match call {
@@ -248,7 +248,7 @@ impl Driver<'_> {
         let pages = pages % 8;
         let sqe = nvm::read(Nsid(1), Lba(0), pages.max(1) as u32 * 8);
         let data = CommandData::Contiguous {
-            // Memory of its own for each command.
+            // Each command has its own memory.
             iova: Iova(((u64::from(self.next) + 16) << 20) + offset),
             len: pages * 4096,
         };
@@ -299,7 +299,7 @@ impl Driver<'_> {
         panic!("an abort has no end");
     }
 
-    /// Deletes the I/O queue; then only a reset makes a new one.
+    /// Deletes the I/O queue; only a reset makes a new one.
     fn delete(&mut self) {
         self.jump_ns = MS;
         let mut deletion = QueueDeletion::new(self.io.close(), 20 * MS);

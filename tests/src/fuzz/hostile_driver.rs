@@ -8,14 +8,14 @@ use nvme_core::spec::{Cid, Nsid, Sqe, admin};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, Controller, MemoryStore, VecMemory};
 
-/// Where the controller's memory begins, and how much there is.
+/// Address and size of the controller's memory.
 const BASE: u64 = 0x10_0000;
 const BYTES: u64 = 64 << 10;
 /// Admin rings of 16 entries on the first two pages.
 const ASQ: u64 = BASE;
 const ACQ: u64 = BASE + 4096;
 
-/// Registers, doorbells, memory and commands, as the bytes say, with time going on between them.
+/// The bytes choose registers, doorbells, memory and commands; time passes between the actions.
 pub fn hostile_driver(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let store = MemoryStore::new(1 << 20).expect("a mebibyte");
@@ -107,7 +107,7 @@ fn enable(sim: &Controller<VecMemory>) {
     sim.write32(offset::CC, cc.0);
 }
 
-/// Mostly plausible, so that it gets past the first check; every field may be nonsense.
+/// Returns a command that is mostly plausible, so that it passes the first check; every field may be nonsense.
 fn command(input: &mut Input<'_>, cid: u16) -> Sqe {
     const OPCODES: [u8; 14] = [
         admin::opcode::CREATE_IO_CQ,

@@ -1,4 +1,4 @@
-//! A page store is not trusted: whatever its blocks say, a page is what was stored, or it is missing.
+//! Page stores are not trusted: whatever the blocks say, a page is what was stored, or it is missing.
 
 use super::Input;
 use nvme_kv::format::{StructureBlock, UNIT, seal};
@@ -11,7 +11,7 @@ const PAGES: u8 = 4;
 const PAGE_BYTES: usize = 4500;
 /// Blocks of the area: superblocks, two halves of the journal, six slots.
 const BLOCKS: usize = 2 + 2 * (2 + 16) + 6 * 3;
-/// Blocks of the journal, of which the checksum can be made right.
+/// Number of blocks of the journal whose checksum the input can correct.
 const JOURNAL_BLOCKS: usize = BLOCKS - 6 * 3;
 /// Changes of one input.
 const MOST_CHANGES: usize = 64;
@@ -88,9 +88,9 @@ fn image() -> &'static [u8] {
     })
 }
 
-/// Changes of the image: a block, a byte of choices, a place in the block, and up to 63 bytes that are added to those
-/// there by exclusive or. Bit 0 of the choice makes the checksum of a block of the journal right, bit 1 the block zero
-/// before.
+/// The bytes are changes of the image: the number of a block, a byte of choices, an offset in the block, and up to 63
+/// bytes that are combined with the block's by exclusive or. Bit 0 of the choices corrects the checksum of a block of
+/// the journal; bit 1 sets the block to zero first.
 pub fn kv_pages(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut image = image().to_vec();
@@ -124,7 +124,7 @@ pub fn kv_pages(bytes: &[u8]) {
     }
 }
 
-/// Loads what there is, stores what is missing, and finds it after another opening.
+/// Loads the pages that are there, stores the missing ones, and checks that they are found after another opening.
 fn judge(store: PageStore<ImageBlocks>) {
     let mut page = vec![0xEE; PAGE_BYTES];
     for number in 0..PAGES {

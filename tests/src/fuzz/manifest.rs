@@ -1,4 +1,5 @@
-//! A manifest is not trusted: it is read, or refused with a place, and its chunks cover the file.
+//! Manifests are not trusted: a manifest is read, or refused with the position of the fault, and
+//! its chunks cover the file.
 
 use nvme_driver::Error;
 use nvme_files::Manifest;

@@ -1,4 +1,4 @@
-//! What the fuzz targets run: each takes bytes, makes a scenario of them and asserts an invariant.
+//! The code of the fuzz targets: each makes a scenario from bytes and asserts an invariant.
 //!
 //! The same functions run over the seed corpora and over random bytes in the ordinary tests.
 
@@ -47,7 +47,7 @@ pub use trace_decoder::trace_decoder;
 pub use vfio_answers::vfio_answers;
 pub use vfio_user_message::vfio_user_message;
 
-/// What a target does with the fuzzer's bytes.
+/// Function of a target, which gets the fuzzer's bytes.
 pub type Target = fn(&[u8]);
 
 /// Every target, by its name in fuzz/Cargo.toml.
@@ -76,7 +76,8 @@ pub const TARGETS: [(&str, Target); 22] = [
     ("kv_pages", kv_pages),
 ];
 
-/// Whether the auditor watches this input: one in eight, where it would take too much of the fuzzer's time.
+/// Returns whether the auditor watches this input: one in eight, for targets where it would take too much of the
+/// fuzzer's time.
 fn is_audited(bytes: &[u8]) -> bool {
     let sum = bytes.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
     sum.is_multiple_of(8)
@@ -91,7 +92,7 @@ impl<'a> Input<'a> {
         Self(bytes)
     }
 
-    /// Whether the bytes are used up.
+    /// Returns whether the bytes are used up.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Structures and texts from outside are data: nothing in them makes the parsers panic.
+//! Structures and texts from outside are not trusted: no content makes the parsers panic.
 
 use nvme_core::spec::identify::{self, ActiveNamespaces, IdentifyController, IdentifyNamespace};
 use nvme_core::spec::log_page::{self, ErrorEntry, FirmwareSlots, SmartData};
@@ -7,7 +7,7 @@ use nvme_driver::sysfs::PciAddress;
 use nvme_driver::units;
 use zerocopy::FromBytes;
 
-/// Every accessor of the Identify and log pages, over any bytes.
+/// Calls every accessor of the Identify and log pages over any bytes.
 pub fn identify_log_pages(bytes: &[u8]) {
     let mut page = [0u8; 4096];
     let len = bytes.len().min(page.len());
@@ -63,12 +63,14 @@ pub fn identify_log_pages(bytes: &[u8]) {
     }
 }
 
-/// The text after `sim:`, as a user may mistype it: an error with a reason, or a configuration.
+/// Parses a text after `sim:`, as a user may mistype it: the result is an error with a reason, or a
+/// configuration.
 pub fn device_string(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
-    // Only the null device: the fuzzer must not create files, nor memory of any size it can spell.
+    // The test opens only the null device: the fuzzer must not create files or memory of arbitrary
+    // size.
     let options = text.split_once('?').map_or(text, |(_, options)| options);
     match nvme_sim::config::parse(&format!("null?{options}")) {
         Ok(config) => assert!(!config.namespaces.is_empty(), "{options}: no namespace"),
@@ -78,7 +80,7 @@ pub fn device_string(bytes: &[u8]) {
     words(text);
 }
 
-/// Any path can be written so that it is that path and nothing else.
+/// Checks that any path can be written so that it is read as that path and nothing else.
 fn place(text: &str) {
     use nvme_sim::config::{escape, image_paths};
     if matches!(text, "" | "mem" | "null") {

@@ -1,4 +1,5 @@
-//! Any buffer, mapped by the core and walked as the specification says, is the same buffer.
+//! Checks that any buffer, mapped by the core and walked as the specification says, is the same
+//! buffer.
 
 use super::Input;
 use nvme_core::mem::DmaWords;
@@ -9,10 +10,10 @@ use nvme_core::sync::AtomicU64;
 /// The longest transfer that is tried, in pages: enough for three chained lists of 4 KiB.
 const MOST_PAGES: u64 = 1600;
 
-/// First list address; what follows is reserved for lists.
+/// Address of the first list; the memory after it is reserved for lists.
 const LISTS: u64 = 0x4000_0000_0000;
 
-/// Page size, address, length and place of the list come from `bytes`.
+/// The page size, the address, the length and the list's address come from `bytes`.
 pub fn prp_round_trip(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let page = PageSize::from_mps(input.byte() % 5).unwrap();
@@ -28,7 +29,7 @@ pub fn prp_round_trip(bytes: &[u8]) {
     let (prps, expected) = if scattered {
         let offset = page.offset_of(iova);
         let pages = (offset + len).div_ceil(page.bytes());
-        // Every other page backwards: no two are neighbours.
+        // The table lists every other page in descending order, so that no two of its pages are adjacent.
         let table: Vec<Iova> = (0..pages)
             .map(|index| Iova((2 * (pages - index) + 64) * page.bytes()))
             .collect();
@@ -64,8 +65,8 @@ fn pieces(page: PageSize, offset: u64, len: u64, page_at: impl Fn(u64) -> u64) -
     found
 }
 
-/// What a controller makes of PRP1, PRP2 and the lists: NVMe Base 2.0c, "Physical Region Page Entry
-/// and List".
+/// Returns the ranges that a controller reads from PRP1, PRP2 and the lists: NVMe Base 2.0c,
+/// "Physical Region Page Entry and List".
 fn walk(page: PageSize, prps: prp::PrpPair, len: u64, list: DmaWords<'_>) -> Vec<(u64, u64)> {
     let first = (page.bytes() - prps.prp1 % page.bytes()).min(len);
     let mut found = vec![(prps.prp1, first)];

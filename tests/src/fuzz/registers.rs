@@ -30,7 +30,7 @@ struct Shape {
     mpsmax: u8,
 }
 
-/// Registers that do something.
+/// Offsets of registers with an effect.
 const NAMED: [u32; 10] = [
     offset::CC,
     offset::CC,
@@ -157,7 +157,7 @@ fn admin_queue(sim: &Controller<VecMemory>) {
     sim.write64(offset::ACQ, 0x2000);
 }
 
-/// Whatever was done to it: disabled, it becomes not ready; set up and enabled, it becomes ready.
+/// Whatever was done to the controller: disabled, it becomes not ready; set up and enabled, it becomes ready.
 fn reset(sim: &Controller<VecMemory>, now: u64) {
     sim.write32(offset::CC, 0);
     sim.step(now + 100 * MS);
@@ -175,7 +175,7 @@ fn reset(sim: &Controller<VecMemory>, now: u64) {
     );
 }
 
-/// Registers that say what the bytes say; the last answer again once they are used up.
+/// Registers whose values come from the bytes; once they are used up, the last value is repeated.
 struct Answers<'a> {
     script: RefCell<Unstructured<'a>>,
     last: Cell<u32>,
@@ -232,8 +232,8 @@ impl RegisterAccess for Answers<'_> {
     }
 }
 
-/// Looks of 100 s each in which a bring-up ends: each of its three waits, for a controller on its way up, for it
-/// to be off and for it to be ready, may take the 32,768 s that CRTO can name.
+/// Number of looks of 100 s each within which a bring-up ends. Each of its three waits (for a controller on its way up,
+/// for it to be off, for it to be ready) may take the 32,768 s that CRTO can name.
 const LOOKS: u32 = 1_000;
 const LOOK_NS: u64 = 100_000 * MS;
 

@@ -1,4 +1,4 @@
-//! Rows and bytes of a store are what a plain array of bytes would hold, whatever is asked of it in whatever order.
+//! Checks that rows and bytes of a store equal those of a plain array of bytes, whatever the order of the calls.
 
 use super::Input;
 use nvme_core::stripes::StripeLayout;
@@ -18,7 +18,7 @@ const DEVICES: [&str; 3] = [
     "stripe:sim:mem?size=32KiB&threads=1&queues=2|sim:mem?size=32KiB&threads=1&queues=2?stripe=4KiB",
 ];
 
-/// One of the stores, which all inputs share.
+/// Returns one of the stores, which all inputs share.
 fn store(which: u8) -> MutexGuard<'static, Store> {
     static STORES: [OnceLock<Mutex<Store>>; 3] = [const { OnceLock::new() }; 3];
     let which = usize::from(which) % STORES.len();
@@ -33,14 +33,14 @@ fn store(which: u8) -> MutexGuard<'static, Store> {
     store.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A table, and what lies where it does.
+/// A table, and the store that holds it.
 struct Scene<'a> {
     store: &'a Store,
     table: Table,
     image: Vec<u8>,
 }
 
-/// Carries out what `bytes` say, beside an array.
+/// Carries out the operations that `bytes` encode, on a store and on an array.
 pub fn rows(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let store = store(input.byte());
@@ -155,7 +155,8 @@ impl Scene<'_> {
         Some(begin..begin + row)
     }
 
-    /// Checks that kernels find rows where they are, and slots that hold them: ids are what memory of a GPU holds.
+    /// Checks that kernels compute the right place of a row, and slots that hold it. Ids may be any content of GPU
+    /// memory.
     fn judge_place(&self, id: i64) {
         let (first_byte, row_bytes) = (self.table.offset(), self.table.row_bytes() as u32);
         for block_shift in [9, 12] {
@@ -187,7 +188,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Whether an id is out of range: then no row of the call is written.
+    /// Returns whether an id is out of range: then no row of the call is written.
     fn is_refused(&self, ids: RowIds<'_>) -> bool {
         (0..ids.len()).any(|row| self.place(ids.get(row)).is_none())
     }

@@ -4,12 +4,12 @@ use nvme_compute_kernel::search::walk::{IndexQuantisation, NodeWords, sum_of};
 use nvme_compute_kernel::search::{MOST_DEGREE, NODE_BLOCK, word};
 use nvme_search::{HEADER_BYTES, IndexHeader};
 
-/// Where a header's checksum lies, and up to where it counts.
+/// Offset of a header's checksum, which covers the bytes before it.
 const SUM: usize = 72;
 
 /// A byte of choices, then a header, or from byte 4096 on a node.
 ///
-/// Bit 0 of the choice makes the checksum of the header right, bit 1 that of the node, bit 2 its id and tag.
+/// Bit 0 of the choice corrects the checksum of the header, bit 1 the node's, bit 2 its id and tag.
 pub fn search_index(bytes: &[u8]) {
     let (choice, bytes) = bytes.split_first().unwrap_or((&0, &[]));
     let mut head = [0; HEADER_BYTES];

@@ -1,4 +1,4 @@
-//! Any segments, mapped by the core and walked as the specification says, are the same segments; and
+//! Checks that any segments, mapped by the core and walked as the specification says, are the same segments, and that
 //! the simulator moves the bytes of a read and of a write through them.
 
 use arbitrary::{Arbitrary, Unstructured};
@@ -14,7 +14,7 @@ use nvme_sim::{Config, Controller, MemoryStore, VecMemory};
 
 /// Descriptors in one segment of the core's lists.
 const SEGMENT: usize = 256;
-/// Where the lists lie, for the walk and in the simulator's memory.
+/// Address of the lists, for the walk and in the simulator's memory.
 const LISTS: u64 = 0x10_0000;
 const BLOCK: u64 = 512;
 
@@ -30,7 +30,7 @@ struct Piece {
 #[derive(Arbitrary, Debug)]
 struct Scenario {
     pieces: Vec<Piece>,
-    /// The pieces are repeated so often: lists of several segments.
+    /// Number of times that the pieces are repeated: many make lists of several segments.
     times: u16,
     /// Descriptors that the list memory is short of.
     short: u8,
@@ -38,7 +38,7 @@ struct Scenario {
     lba: u8,
 }
 
-/// Segments and the place of their list come from `bytes`.
+/// The segments and the address of their list come from `bytes`.
 pub fn sgl_round_trip(bytes: &[u8]) {
     let Ok(scenario) = Scenario::arbitrary(&mut Unstructured::new(bytes)) else {
         return;
@@ -76,7 +76,7 @@ pub fn sgl_round_trip(bytes: &[u8]) {
     }
 }
 
-/// Data of `DATA` bytes at most, anywhere in it, odd lengths included.
+/// Returns a segment anywhere in the data, of `DATA` bytes at most; odd lengths occur.
 fn segment(piece: Piece, index: u64) -> SglSegment {
     let len = u32::from(piece.len) % 700 + 1;
     if piece.skipped {
@@ -106,7 +106,7 @@ fn descriptors(segments: usize) -> usize {
     segments + pointers
 }
 
-/// What a controller makes of it: NVMe Base 2.0c, "Scatter Gather List (SGL)".
+/// Returns the segments that a controller reads: NVMe Base 2.0c, "Scatter Gather List (SGL)".
 fn walk(first: [u64; 2], list: DmaWords<'_>, most: usize) -> Vec<SglSegment> {
     let mut found = Vec::new();
     let mut next = Some(SglDescriptor::from_words(first));
@@ -157,7 +157,7 @@ const RINGS: u64 = 0x1_0000;
 const DATA: u64 = 0x20_0000;
 const BYTES: usize = 0x26_0000;
 
-/// The same list on a simulated controller: what a read scatters, and what a write gathers.
+/// Uses the same list on a simulated controller: a read scatters through it, and a write gathers.
 fn transfer(segments: &[SglSegment], first: [u64; 2], list: DmaWords<'_>, lba: u64) {
     let len: u64 = segments.iter().map(bytes_of).sum();
     let Some(blocks) =
@@ -173,7 +173,7 @@ fn transfer(segments: &[SglSegment], first: [u64; 2], list: DmaWords<'_>, lba: u
             .write(at, &list.get(index).to_le_bytes())
             .expect("mapped");
     }
-    // What the namespace holds before the read: each byte says where it is.
+    // Each byte of the namespace says where it is, so that the read shows which bytes it moved.
     let image: Vec<u8> = (0..len).map(|at| (at * 7 + at / 256) as u8 | 1).collect();
     memory.write(PLAIN, &image).expect("mapped");
     let plain = SglDescriptor::new(kind::DATA_BLOCK, PLAIN, len as u32).to_words();
@@ -181,7 +181,7 @@ fn transfer(segments: &[SglSegment], first: [u64; 2], list: DmaWords<'_>, lba: u
     assert_eq!(machine.run(write.with_sgl(plain)), Status::SUCCESS);
     let read = nvm::read(Nsid(1), Lba(lba), blocks);
     assert_eq!(machine.run(read.with_sgl(first)), Status::SUCCESS);
-    // In order, so that a segment over another shows what was written last.
+    // The segments are copied in order, so that a segment over another one holds the later data.
     let mut expected = vec![0; BYTES - DATA as usize];
     let mut at = 0;
     for segment in segments {
@@ -223,7 +223,7 @@ const PLAIN: u64 = 0x4_0000;
 /// A simulated controller with an I/O queue, whose commands run at once.
 struct Machine {
     sim: Controller<VecMemory>,
-    /// Commands so far on the admin queue and on the I/O queue.
+    /// Number of commands so far on the admin queue and on the I/O queue.
     sent: [std::cell::Cell<u64>; 2],
 }
 

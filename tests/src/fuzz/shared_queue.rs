@@ -35,7 +35,7 @@ enum Call {
         pick: u8,
         entry: Entry,
     },
-    /// From tag 128 on with the wait for its end.
+    /// Submits a command; from tag 128 on it also waits for the end.
     Submit {
         tag: u8,
         entry: Entry,
@@ -46,7 +46,7 @@ enum Call {
 struct Lent {
     token: CommandToken,
     wants_dw0: bool,
-    /// Entries freed by the head doorbell when it was placed.
+    /// Number of entries that the head doorbell had freed when the command was placed.
     since: usize,
 }
 
@@ -163,7 +163,7 @@ impl Model<'_> {
             Call::Submit { tag, entry } => {
                 let command = command(tag, true, 1);
                 let here = Paused::new(|| self.post(entry));
-                // In virtual time: a pause is a nanosecond.
+                // Time is virtual: a pause is a nanosecond.
                 let placed = self.queue.submit(&here, command, 40);
                 self.placed(placed, &command);
             }
@@ -207,7 +207,7 @@ impl Model<'_> {
         }
     }
 
-    /// Ends the model's commands as the queue has ended them.
+    /// Ends the commands of the model that the queue has ended.
     fn settle(&mut self) {
         let (queue, posted) = (&self.queue, self.posted.borrow());
         self.lent.retain(|one| match queue.poll(&one.token) {
@@ -300,7 +300,7 @@ impl Model<'_> {
         });
     }
 
-    /// A reset: all that is left ends as aborted, and the queue works again.
+    /// Resets the controller: every command that is left ends as aborted, and the queue works again.
     fn recover(&mut self, rig: &Rig) {
         self.settle();
         let proof = rig.reset();

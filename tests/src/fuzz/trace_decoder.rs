@@ -1,4 +1,4 @@
-//! What a trace holds is data: any words are events, in text and in a Chrome trace.
+//! Traces are not trusted: any words are decoded to events, as text and as a Chrome trace.
 
 use arbitrary::{Arbitrary, Unstructured};
 use nvme_core::spec::{Cid, Qid, Status};
@@ -90,7 +90,7 @@ impl Record {
     }
 }
 
-/// Records and a count of lost ones come from `bytes`.
+/// The records and the count of lost ones come from `bytes`.
 pub fn trace_decoder(bytes: &[u8]) {
     let mut input = Unstructured::new(bytes);
     let Ok(lost) = u64::arbitrary(&mut input) else {

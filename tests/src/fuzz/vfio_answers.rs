@@ -1,4 +1,4 @@
-//! What the kernel and a device say of themselves is data: configuration space, regions, the IOMMU.
+//! Answers of the kernel and of a device are not trusted: configuration space, regions, the IOMMU.
 
 use super::Input;
 use nvme_driver::pci::PciConfig;

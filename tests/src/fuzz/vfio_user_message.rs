@@ -1,4 +1,4 @@
-//! A client that sends anything at all: the server answers it or puts it out, and serves the next one; its
+//! Clients that send anything at all: the server answers a client or disconnects it, and serves the next one; its
 //! controller breaks no rule.
 
 use super::Input;
@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// Messages in one run at most, so that every reply finds room.
+/// Number of messages in one run at most, so that the socket's buffer has room for every reply.
 const MESSAGES: usize = 64;
 /// The longest wait for the end of a command.
 const PATIENCE: Duration = Duration::from_millis(5);
 
-/// Messages with descriptors, as the bytes say, over a connection; then an honest client.
+/// Sends messages with descriptors, chosen by the bytes, over a connection; then an honest client is served.
 pub fn vfio_user_message(bytes: &[u8]) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -81,7 +81,7 @@ fn wait(ended: impl Fn() -> u64, before: u64) -> u64 {
     ended()
 }
 
-/// Sends what `speak` sends, serves it to its end, and returns what came back.
+/// Sends what `speak` sends, serves the connection to its end, and returns the replies.
 fn converse(
     server: &mut Server,
     speak: impl FnOnce(&UnixStream) + Send,
@@ -90,7 +90,7 @@ fn converse(
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             speak(&ours);
-            // The socket may be closed already by the descriptors that were sent over it.
+            // Descriptors that were sent over the socket may have closed it already.
             let _ = ours.shutdown(Shutdown::Write);
             let mut replies = Vec::new();
             let _ = (&ours).read_to_end(&mut replies);
@@ -112,7 +112,7 @@ fn put(socket: &UnixStream, code: u16, flags: u32, body: &[u8], fds: &[OwnedFd])
     raw(socket, &[header.as_bytes(), body].concat(), fds);
 }
 
-/// Sends bytes as long as the peer's buffer takes them.
+/// Sends bytes as long as the peer's buffer has room.
 fn raw(socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) {
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -128,7 +128,7 @@ fn raw(socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) {
     }
 }
 
-/// One message: mostly plausible, so that it gets past the first check.
+/// Returns one message that is mostly plausible, so that it passes the first check.
 fn message(socket: &UnixStream, kind: u8, input: &mut Input<'_>) {
     if kind == 255 {
         let len = usize::from(input.byte() % 64);
@@ -145,13 +145,13 @@ fn message(socket: &UnixStream, kind: u8, input: &mut Input<'_>) {
     put(socket, code, flags, &body, &fds);
 }
 
-/// Memory, an eventfd, both, or something that is neither.
+/// Returns memory, an eventfd, both, or a descriptor that is neither.
 fn descriptors(which: u8, input: &mut Input<'_>) -> Vec<OwnedFd> {
     let mut memory = || {
         let fd = memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd");
         ftruncate(&fd, 64 << 10).expect("its size");
         for _ in 0..input.byte() % 4 {
-            // Where an entry of a submission ring may be.
+            // The bytes go to an offset that can be an entry of a submission ring.
             let at = u64::from(input.byte()) * 64;
             pwrite(&fd, input.take(64), at).expect("its contents");
         }

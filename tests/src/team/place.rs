@@ -5,14 +5,14 @@ pub trait Place: Send + Sync {
     /// For `size` members.
     fn new(size: usize) -> Self;
 
-    /// Waits for every member. When it `orders`, what each did before happens before what each does next;
-    /// otherwise nothing may rely on that.
+    /// Waits for every member. If it `orders`, everything that members did before it happens before everything that
+    /// they do after it; otherwise no code may rely on an order.
     ///
     /// # Panics
-    /// When another member has left.
+    /// If another member has left.
     fn meet(&self, rank: usize, orders: bool);
 
-    /// Says that this member has panicked and comes no more.
+    /// Notes that this member has panicked and never arrives again.
     fn leave(&self);
 }
 
@@ -26,7 +26,7 @@ mod waits {
     use super::Place;
     use std::sync::{Condvar, Mutex};
 
-    /// Members sleep: more of them than processors cost nothing. Meeting orders by itself.
+    /// Members sleep, so teams may have more members than there are processors. Every meeting orders memory.
     pub struct Waits {
         size: u64,
         come: Mutex<(u64, bool)>,
@@ -69,7 +69,7 @@ mod spins {
     use super::Place;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// Looks before a thread lets others run.
+    /// Number of looks before a thread yields to others.
     const SPINS: u32 = if cfg!(tsan) { 8 } else { 200 };
 
     /// Members spin, as the lanes of a block do. Without `orders` meeting is relaxed, for the sanitizer.
@@ -126,7 +126,7 @@ mod unseen {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::{Mutex, MutexGuard};
 
-    /// Members wait unseen by the model but for the waiting: only with `orders` does it learn of it.
+    /// A meeting that the model sees as waiting alone: only with `orders` does the model learn of an order.
     pub struct Unseen {
         size: u64,
         come: AtomicU64,
@@ -159,12 +159,12 @@ mod unseen {
         }
 
         fn meet(&self, rank: usize, orders: bool) {
-            // Who the member is now: it may have passed from one thread to another.
+            // The entry says which thread the member is now: it may have moved from one thread to another.
             self.threads().insert(rank, current());
             self.all_come(&self.come);
             if orders {
-                // Unparking lets what this member did happen before what the others do next, and is no
-                // operation that the model would have to reorder.
+                // Unparking makes this member's actions happen before the others' next ones, and is no operation that
+                // the model would have to reorder.
                 self.threads().values().for_each(Thread::unpark);
                 self.all_come(&self.shared);
             }

@@ -5,13 +5,14 @@ use nvme_core::sync::spin;
 use std::cell::Cell;
 
 std::thread_local! {
-    /// A member runs under [`in_turns`] now; it waits for others.
+    /// True while a member runs under [`in_turns`].
     static TURNS: Cell<bool> = const { Cell::new(false) };
+    /// True once that member waits for others.
     static WAITS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs each of `members` until it waits for others, then the next one, until all have ended. What they
-/// do is ordered as one thread's; between threads everything is as ever.
+/// Runs each of `members` until it waits for others, then the next one, until all have ended. Their actions are ordered
+/// as those of one thread; between threads nothing changes.
 pub fn in_turns(members: impl Iterator<Item = Box<dyn FnOnce()>>) {
     let mut members: Vec<_> = members.map(prepare).collect();
     while !members.is_empty() {
@@ -32,7 +33,8 @@ pub fn in_turns(members: impl Iterator<Item = Box<dyn FnOnce()>>) {
     }
 }
 
-/// A member that begins when it is resumed. Made as loom makes its threads, whose way to switch it takes.
+/// Returns a member that begins when it is resumed. It is made as loom makes its threads, and uses loom's way to
+/// switch.
 #[allow(deprecated)]
 fn prepare(member: Box<dyn FnOnce()>) -> Generator<'static, Box<dyn FnOnce()>, ()> {
     let mut made = Gn::new(|| {

@@ -1,8 +1,8 @@
-//! `nvme-stress`: the queues that a GPU uses, as host threads on real cores, until something breaks.
+//! `nvme-stress`: uses the queues of a GPU from host threads on real cores, until a check fails.
 //!
-//! `sim`: shared queues and teams over rings of 2 to 16 entries against the simulator's own threads, with
-//! counters that begin at 0 and just below 2^16, 2^31 and 2^32. `plain`: a controller by hand, with data
-//! that is no atomic, for ThreadSanitizer. Neither needs anything but this program.
+//! `sim`: shared queues and teams over rings of 2 to 16 entries against the simulator's threads, with counters that
+//! begin at 0 and just below 2^16, 2^31 and 2^32. `plain`: a controller of this program, with data that are not atomic,
+//! for ThreadSanitizer. Neither needs another program.
 
 mod options;
 mod plain;

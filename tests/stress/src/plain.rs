@@ -1,4 +1,4 @@
-//! Rounds against a controller by hand, with data that is no atomic: what ThreadSanitizer checks.
+//! Rounds against a controller of this program, with data that are not atomic, which ThreadSanitizer checks.
 // UNSAFETY: buffers are plain memory, handed from thread to thread by the queue alone.
 #![allow(unsafe_code)]
 
@@ -12,7 +12,7 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A command's buffer: what it brings, and what it is answered.
+/// A command's buffer: the command's data, then the answer.
 #[derive(Default)]
 struct Buffer(UnsafeCell<[u64; 8]>);
 
@@ -21,12 +21,12 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     fn write(&self, value: u64) {
-        // SAFETY: the buffer is this thread's now; the queue said so.
+        // SAFETY: the queue has given the buffer to this thread.
         unsafe { self.0.get().write([value; 8]) };
     }
 
     fn holds(&self, value: u64) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the queue has given the buffer to this thread.
         unsafe { self.0.get().read() == [value; 8] }
     }
 }
@@ -69,7 +69,7 @@ struct Served<'a> {
 }
 
 impl Served<'_> {
-    /// Fetches what is there, and completes some of it in any order. Whether there was anything.
+    /// Fetches the new commands and completes some of them in any order. Returns whether there were any.
     fn step(&mut self, buffers: &Buffers, rng: &mut Rng) -> Result<bool, String> {
         let before = self.held.len();
         self.held.extend(std::iter::from_fn(|| self.hand.fetch()));
@@ -98,8 +98,8 @@ pub fn run(round: &Round, time: Duration) -> Result<u64, String> {
     #[cfg(tsan)]
     {
         use nvme_core::sync::{Order, at_site};
-        // What the environment says is read now, before there are threads: the sanitizer does not see
-        // how the standard library orders that.
+        // The environment is read now, before there are threads: the sanitizer does not see how the standard library
+        // orders that.
         at_site(Order::Acquire);
     }
     let count = places(round) as usize;
@@ -154,7 +154,7 @@ pub fn run(round: &Round, time: Duration) -> Result<u64, String> {
         }
         stop.store(true, Ordering::Relaxed);
         if controller.is_finished() {
-            // An early end means that it found a fault: no thread would get an answer any more.
+            // An early end means that the controller found a fault: no thread would get an answer any more.
             over.store(true, Ordering::Relaxed);
             let found = controller.join().map_err(|_| "the controller panicked")?;
             eprintln!("error: {round}: {found:?}");

@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 
 /// How long a round lasts.
 const ROUND: Duration = Duration::from_millis(if cfg!(tsan) { 400 } else { 1000 });
-/// How long a command may take on a machine that does other things, too.
+/// Time limit of a command, for a machine that runs other programs, too.
 pub const PATIENCE_NS: u64 = 60_000_000_000;
 
 /// Who uses a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// So many threads by themselves share it.
+    /// This many separate threads share the queue.
     Shared,
-    /// Two teams of this number of members share it.
+    /// Two teams of this number of members share the queue.
     Teams,
-    /// One team of this number of members owns it.
+    /// One team of this number of members owns the queue.
     Collective,
 }
 
@@ -49,7 +49,7 @@ impl Round {
         let controllers = (cores / 3).max(1);
         let workers = cores - controllers;
         let threads = match mode {
-            // More members than processors spend their time on waiting: seldom.
+            // Teams with more members than processors mostly wait, so they are rare.
             Mode::Collective | Mode::Teams if rng.below(8) == 0 => 8,
             Mode::Collective => (1 << rng.below(4)).min(workers.next_power_of_two()),
             Mode::Teams => (2 << rng.below(2)).min(workers.next_power_of_two().max(2)),
@@ -133,7 +133,7 @@ impl fmt::Display for Summary {
 /// The round that runs, for messages.
 static CURRENT: Mutex<String> = Mutex::new(String::new());
 
-/// The round that runs, as it is repeated.
+/// Returns the arguments that repeat the running round.
 pub fn current() -> String {
     CURRENT
         .lock()
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(starts, [true; 4]);
     }
 
-    /// The check that the program is for: both kinds run and count.
+    /// Runs a few rounds of both kinds, and checks that they pass and count.
     #[test]
     fn a_few_rounds_of_each_kind_pass() {
         for plain in [true, false] {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Queues and buffers of a round, at most.
+/// Largest number of queues of a round, and of their buffers.
 const QUEUES: usize = 64;
 const BUFFERS: u64 = 256;
 const ADMIN_ENTRIES: u32 = 8;
@@ -31,7 +31,7 @@ const LIST_WORDS: usize = 4;
 pub struct Ground {
     memory: &'static Memory,
     host: HostMemory,
-    /// Rings of the admin queue, and a page for it.
+    /// Rings of the admin queue, and a page for Identify.
     admin: [Area; 3],
     queues: Vec<[Area; 4]>,
 }
@@ -39,7 +39,7 @@ pub struct Ground {
 impl Ground {
     pub fn new() -> Self {
         let each = 3 * PAGE + BUFFERS * BLOCK;
-        // For the life of the program: the controller's threads reach it.
+        // The memory is never freed: the controller's threads access it.
         let memory: &'static Memory =
             Box::leak(Box::new(Memory::new(4 * PAGE + QUEUES as u64 * each)));
         let page = || memory.take(PAGE, PAGE);
@@ -166,7 +166,7 @@ impl Host for Booting<'_> {
     }
 }
 
-/// The commands of one queue: most move nothing; some fail, some read a block that is compared.
+/// The commands of one queue: most move no data; some fail, some read a block that is compared.
 struct Reads<'a> {
     ground: &'a Ground,
     data: Area,
@@ -237,7 +237,8 @@ impl Port for Reads<'_> {
     }
 }
 
-/// What the auditor has found, if it watched. Reads past the end are meant to fail.
+/// Returns the auditor's unexpected findings, if it watched. Reads past the end are sent on
+/// purpose.
 fn audited(sim: &Controller<HostMemory>) -> Result<(), String> {
     let findings = sim.findings();
     let mut unexpected = findings.iter().filter(|one| one.rule != Rule::LbaRange);

@@ -1,4 +1,4 @@
-//! What the threads do: submit, wait or reap, check, again.
+//! The work of the threads: submit, wait or reap, check, again.
 
 use crate::rounds::{Mode, PATIENCE_NS, Round};
 use nvme_core::group::{ExecContext, ThreadGroup};
@@ -11,13 +11,13 @@ use nvme_tests::Rng;
 use nvme_tests::team::{Clock, InStep, Spin};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Tokens that a thread holds at a time, at most.
+/// Number of tokens that a thread holds at a time, at most.
 const TOKENS: u32 = 3;
-/// What a tag of a collective can carry.
+/// Number of values that a tag of a collective can carry.
 const NUMBERS: u64 = 1 << 25;
 
-/// Commands with their expected ends. Buffer `place` is the command's alone until it has
-/// ended.
+/// Commands with their expected ends. Until the command has ended, no other command uses buffer
+/// `place`.
 pub trait Port: Sync {
     /// Command `number`.
     fn command(&self, place: u32, number: u64) -> MemberCommand<'_>;
@@ -29,7 +29,7 @@ pub trait Port: Sync {
 /// A thread's work: how many commands ended.
 type Work<'a> = Box<dyn FnOnce() -> Result<u64, String> + Send + 'a>;
 
-/// One queue, as every thread makes it for itself.
+/// One queue; every thread makes its own view of it.
 pub struct Queue<'a> {
     pub memory: &'a (dyn Fn() -> QueueMemory<'a> + Sync),
     pub state: QueueState<'a>,
@@ -51,7 +51,7 @@ pub fn places(round: &Round) -> u32 {
     }
 }
 
-/// Starts the threads of one queue, waits for them, and says how many commands ended.
+/// Starts the threads of one queue, waits for them, and returns how many commands ended.
 pub fn drive(
     round: &Round,
     index: usize,
@@ -121,7 +121,8 @@ fn uniform<const READS: u32>(member: &Spin<READS>, stop: &AtomicBool) -> bool {
     member.broadcast(u32::from(stop.load(Ordering::Relaxed))) != 0
 }
 
-/// One thread of a shared queue: up to [`TOKENS`] commands at a time, waited for in either order.
+/// Runs one thread of a shared queue: up to [`TOKENS`] commands at a time, waited for in either
+/// order.
 fn submit(
     queue: &SharedQueue<'_>,
     here: &impl ExecContext,
@@ -159,7 +160,7 @@ fn submit(
     Ok(count)
 }
 
-/// One member of a team that owns the queue and keeps it full. Buffers go with slots.
+/// Runs one member of a team that owns the queue and keeps it full. Each slot has its buffer.
 fn own<const READS: u32, const ENTRIES: usize>(
     queue: &Queue<'_>,
     member: &Spin<READS>,

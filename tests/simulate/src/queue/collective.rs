@@ -19,12 +19,12 @@ pub struct Lane<'a, F> {
     /// Attaches to the queue's memory again, as each kernel does.
     memory: F,
     state: QueueState<'a>,
-    /// None only during a handover.
+    /// `None` only during a handover.
     queue: Option<CollectiveQueue<'a, LoneThread>>,
 }
 
 impl<'a, F: Fn() -> QueueMemory<'a>> Lane<'a, F> {
-    /// Takes over a queue whose state was made.
+    /// Takes over a queue that has a state already.
     pub fn new(plan: QueuePlan, memory: F, state: QueueState<'a>) -> Self {
         let queue = Some(CollectiveQueue::resume(LoneThread, memory(), state));
         Self {
@@ -78,7 +78,7 @@ impl<'a, F: Fn() -> QueueMemory<'a>> IoQueue for Lane<'a, F> {
             })
         };
         while take()? > 0 {}
-        // A queue that was refused says so even when nothing more has come.
+        // A queue that was refused reports it even if no entry has arrived since.
         self.state.fault().map_or(Ok(()), Err)
     }
 
@@ -106,7 +106,7 @@ impl<'a, F: Fn() -> QueueMemory<'a>> IoQueue for Lane<'a, F> {
 
     fn reclaim(&mut self, proof: &Quiesced<'_>, ended: &mut Vec<End>) {
         let reason = proof.reason();
-        // What the kernel knows goes back to the state first.
+        // The kernel's knowledge is written to the state first.
         self.relaunch();
         if let Some(queue) = self.queue.take() {
             queue.recover(proof, |tag| {

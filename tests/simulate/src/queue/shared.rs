@@ -1,4 +1,4 @@
-//! `SharedQueue`, used by two lanes in turn; each thread of a GPU makes its own such view.
+//! `SharedQueue`, used by two lanes in turn; each thread of a GPU makes such a view of the queue.
 
 use super::{End, IoQueue, Late};
 use nvme_core::bringup::QueuePlan;
@@ -9,7 +9,7 @@ use nvme_core::{
     SharedQueue, SubmitError,
 };
 
-/// A command that a lane waits for: its cell is its place in the table.
+/// A command that a lane waits for: the number of its cell is its index in the table.
 struct Held {
     id: u32,
     token: CommandToken,
@@ -43,7 +43,7 @@ impl<'a> Threads<'a> {
         &self.lanes[self.turn]
     }
 
-    /// Looks at every cell: what has ended leaves the table.
+    /// Looks at every cell: commands that have ended leave the table.
     fn collect(&mut self, ended: &mut Vec<End>) {
         for cell in 0..self.held.len() {
             let Some(held) = &self.held[cell] else {
@@ -171,7 +171,8 @@ impl IoQueue for Threads<'_> {
     }
 
     fn reclaim(&mut self, proof: &Quiesced<'_>, ended: &mut Vec<End>) {
-        // One call ends everything and empties the queue; after a deletion it is called once more.
+        // One call ends every command and empties the queue. After a deletion the host calls it
+        // once more.
         self.lanes[0].recover(proof);
         self.collect(ended);
     }

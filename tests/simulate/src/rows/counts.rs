@@ -13,7 +13,7 @@ pub struct Counts {
     pub lost: u64,
     /// Rows that a launch wrote.
     pub written: u64,
-    /// Lines of the cache that hold a row in the end.
+    /// Number of lines of the cache that hold a row at the end.
     pub hits: u64,
     /// Writes of the host that ended.
     pub writes: u64,

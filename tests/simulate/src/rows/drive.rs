@@ -29,7 +29,7 @@ pub(super) struct Drive<'a> {
     pub queues: [SharedQueue<'a>; 2],
     pub now_ns: u64,
     next_event: Option<u64>,
-    /// The controller had something to do when it last worked.
+    /// True if the controller had something to do when it last worked.
     has_worked: bool,
 }
 
@@ -76,18 +76,18 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// Doorbells arrive, and the controller does what is due.
+    /// Delivers doorbells, and lets the controller do what is due.
     pub fn work(&mut self, crawls: bool) {
         let is_rung = self.bells.is_rung();
         self.bells.deliver(self.sim.doorbells(), crawls, |_, _| ());
         let step = self.sim.step(self.now_ns);
-        // What is due may wait for a place in a full completion queue: that is no work, and time passes.
+        // A command that is due may wait for a free entry of a full completion queue: that is no work, and time passes.
         self.has_worked = is_rung || step.commands > 0;
         self.next_event = step.next_event_ns;
         self.sim.take_fired();
     }
 
-    /// Time passes until the controller does something, `most_ns` at most.
+    /// Lets time pass until the controller has something to do, `most_ns` at most.
     pub fn sleep(&mut self, most_ns: u64) {
         self.now_ns = self.wakes_ns(most_ns);
     }
@@ -112,7 +112,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// Resets the controller and brings it up again: nothing of before is under way then.
+    /// Resets the controller and brings it up again: no earlier command is under way then.
     pub fn reset(&mut self) -> Result<(), Failure> {
         let since_ns = self.now_ns;
         for _ in 0..ATTEMPTS {

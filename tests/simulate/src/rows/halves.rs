@@ -1,4 +1,5 @@
-//! A gather in halves: between the two launches others act, and the controller may be reset.
+//! A gather in halves: other launches act between its two launches, and the controller may be reset
+//! there.
 
 use super::launch::Work;
 use super::{World, address};
@@ -9,7 +10,8 @@ use nvme_gpu_kernel::rows::{Batched, HalvedGather, RECORD_BYTES, code};
 
 /// Rows of a launch at most.
 const MOST_ROWS: usize = 70;
-/// Stations that a gather may hold from one launch to the other: the one with a queue.
+/// Number of stations that a gather may hold from one launch to the other: the station that owns a
+/// queue.
 const HELD: u32 = 1;
 
 /// Memory of a gather in halves, and the gather between its launches.
@@ -60,7 +62,7 @@ impl World<'_> {
         if self.launches[first].is_under_way() {
             self.launch(Work::Gather, ids, 1);
         } else if self.rng.below(4) == 0 {
-            // As a graph of first halves that is launched again: as many rows, of other ids.
+            // A graph of first halves that is launched again has as many rows, with other ids.
             let count = self.launches[first].ids.len();
             ids = ids.into_iter().cycle().take(count).collect();
             self.begin(ids);
@@ -84,14 +86,14 @@ impl World<'_> {
         self.halves.begun = None;
         let ids = self.launches[first].ids.clone();
         self.launch(Work::Finish, ids, 1);
-        // It may give rows as they were when the first half read them.
+        // The second half may give rows with the content that the first half read.
         let floor = self.launches[first].floor.clone();
         if let Some(last) = self.launches.last_mut() {
             last.floor = floor;
         }
     }
 
-    /// The gate is shut for good after a first half: the rows of the second one are gone.
+    /// Closes the gate for good after a first half: the rows of the second one are lost.
     pub(super) fn close_between_halves(&mut self) -> Result<(), Failure> {
         if self.owned.queue_count == 0 {
             return Ok(());

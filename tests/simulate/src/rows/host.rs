@@ -13,7 +13,7 @@ use nvme_core::{
     CommandData, CommandOutcome, CommandToken, DrainResult, MemberCommand, SubmitError, WaitError,
 };
 
-/// How long the blocks inside may need to leave.
+/// Time that the blocks inside may need to leave.
 pub(super) const PATIENCE_NS: u64 = 3 * COMMAND_NS + 2_000_000_000;
 
 /// What the watch does.
@@ -21,7 +21,7 @@ pub(super) const PATIENCE_NS: u64 = 3 * COMMAND_NS + 2_000_000_000;
 pub(super) enum Host {
     /// It looks for trouble.
     Watches,
-    /// The gate is shut; it waits until all blocks have left.
+    /// The gate is closed; the host waits until all blocks have left.
     Waits { since_ns: u64 },
 }
 
@@ -101,7 +101,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The gate is idle: commands without an end are those of stations that were left so.
+    /// Checks an idle gate: only commands of stations that a block left with `leave_lost` may have no end.
     fn check_idle(&self, lost: &[u32]) -> Result<(), Failure> {
         let queue = &self.drive.queues[0];
         for station in 0..self.free.len() as u32 {
@@ -123,7 +123,7 @@ impl World<'_> {
         self.written.store(before + 1, Order::Release, Scope::Sys);
     }
 
-    /// The reset has ended what the writer had under way.
+    /// Ends the writer's command, if it had one under way, because of the reset.
     fn end_write(&mut self) {
         self.writer.has_lost = false;
         if let Some(write) = self.writer.write.take()
@@ -150,7 +150,7 @@ impl World<'_> {
         self.tell("written", lba, version as i32);
     }
 
-    /// Sends a write, or looks whether the one under way has ended.
+    /// Sends a write, or looks whether the last one has ended.
     pub(super) fn write(&mut self) {
         let queue = &self.drive.queues[0];
         let now_ns = self.drive.now_ns;
@@ -166,7 +166,7 @@ impl World<'_> {
             return;
         };
         queue.ring(&LoneThread);
-        // A lane that was paused inside a drain continues only after this turn: a wait would never see it leave.
+        // A lane that was paused inside a drain continues only after this turn, so waiting here would never end.
         let is_busy = queue.drain(&LoneThread) == DrainResult::Busy;
         let is_due = (now_ns >= write.deadline_ns && !is_busy) || queue.fault().is_some();
         if self.writer.has_lost || !is_due {
@@ -186,7 +186,7 @@ impl World<'_> {
         }
     }
 
-    /// Whether the schedule still runs: afterwards nothing is written.
+    /// Returns whether the schedule still runs: after it nothing is written.
     fn faults_may_come(&self) -> bool {
         self.launches.len() < super::LAUNCHES
     }

@@ -1,5 +1,5 @@
-//! Launches of the kernels' own source: their lanes run a few collectives at a turn, and between any two turns others
-//! act.
+//! Launches of the kernels' source: their lanes run a few collectives at a turn, and other actors act between two
+//! turns.
 // UNSAFETY: kernels take addresses of what their launch and the world keep.
 #![allow(unsafe_code)]
 
@@ -19,9 +19,9 @@ use nvme_gpu_kernel::rows::{
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a status word holds before a launch.
+/// Value of a status word before a launch.
 const NO_CODE: u32 = 0x7777_7777;
-/// What the output holds before a gather.
+/// Value of the output before a gather.
 const CANARY: u64 = 0xA5A5_A5A5_A5A5_A5A5;
 /// log2 of the bytes of a piece of a range.
 const PIECE_SHIFT: u32 = BLOCK_BYTES.trailing_zeros() + 1;
@@ -52,16 +52,16 @@ pub(super) struct Launch {
     /// The version of each block that it writes.
     versions: Vec<(u32, u32)>,
     codes: Vec<AtomicU32>,
-    /// The versions of blocks that it has to see at least.
+    /// Version of each block that the launch has to see, or a later one.
     pub(super) floor: Vec<u32>,
     lanes: Option<Lanes>,
-    // What the kernel is given addresses of.
+    // The kernel gets the addresses of these.
     id_words: Vec<AtomicU64>,
     list: Vec<AtomicU64>,
     ends: Ends,
 }
 
-/// Counts of a launch, as the kernel writes them: a [`LaunchProgress`], and a [`LaunchSummary`].
+/// Counts of a launch in the kernel's format: a [`LaunchProgress`], and a [`LaunchSummary`].
 pub(super) struct Ends {
     pub words: Vec<AtomicU64>,
     /// Where the summary begins.
@@ -235,7 +235,7 @@ impl World<'_> {
         };
         let gather = launch.rows;
         launch.lanes = Some(match launch.work {
-            // SAFETY: what the addresses name lives in the world and in the launch, which ends before both.
+            // SAFETY: the addresses lead to memory of the world and of the launch, and the lanes end before either.
             Work::Gather => Lanes::new(grid, move || unsafe { nvme_gather(gather) }),
             Work::Batched | Work::Begin | Work::Finish => {
                 let batched = Batched {
@@ -306,7 +306,7 @@ impl World<'_> {
         all.collect()
     }
 
-    /// What a scatter writes: the last of rows of one id is the next version, others are of no version.
+    /// Fills the buffer of a scatter: the last row with an id gets the next version, others get no version.
     fn fill(&mut self, launch: &mut Launch) {
         let out = self.drive.memory.words(launch.out);
         let blocks = u64::from(launch.rows.row_bytes) / BLOCK_BYTES;
@@ -339,7 +339,7 @@ impl World<'_> {
         }
         self.clock_ns.set(self.drive.now_ns);
         lanes.wake();
-        // The output of such a launch changes between turns: short ones make it change between any two accesses.
+        // The output of such a launch changes between turns: short turns make it change between any two accesses.
         let most = match self.launches[index].is_overwritten {
             true => 4,
             false => 24,
@@ -363,7 +363,7 @@ impl World<'_> {
         Ok(turn)
     }
 
-    /// A launch has ended: judges what became of its rows.
+    /// Ends a launch: checks the status and the content of its rows.
     fn end(&mut self, index: usize) -> Result<(), Failure> {
         let launch = &self.launches[index];
         let fail = |text: String| Failure::new("rows", format!("{:?}: {text}", launch.work));
@@ -398,7 +398,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The code of a row, if the table has what it says. A status is a failed command's own.
+    /// Checks the code of a row; `has` is true if the table has its content. A status code must be that of a failed
+    /// command.
     fn judge_code(&mut self, index: usize, row: usize, has: bool) -> Result<i32, String> {
         let launch = &self.launches[index];
         let Some(code) = launch.code(row) else {
@@ -407,8 +408,8 @@ impl World<'_> {
         self.counts.rows += 1;
         match code {
             1.. => {
-                // Neighbours of a scatter that were one command keep its status where a recovery has shut the
-                // gate before they were sent again one by one.
+                // Neighbours of a scatter that were one command keep its status if a recovery has closed the gate
+                // before they were sent again one by one.
                 let is_shared = launch.work == Work::Scatter && launch.is_neighbour(row, code);
                 if !is_shared {
                     self.statuses = self.statuses.checked_sub(1).ok_or_else(|| {
@@ -460,7 +461,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The bytes at `at` of the output are a version of what lies at the place, or zeros after a failure.
+    /// Checks that the bytes at `at` of the output are a version of the row's content, or zeros after a failure.
     fn judge_bytes(
         &mut self,
         index: usize,
@@ -487,7 +488,7 @@ impl World<'_> {
         }
     }
 
-    /// Rows that were written are committed; what others may have left is any version that was issued.
+    /// Marks the blocks of written rows as committed; a failed row may have left any version that was issued.
     fn judge_writes(&mut self, index: usize) -> Result<(), String> {
         for row in 0..self.launches[index].ids.len() {
             let launch = &self.launches[index];

@@ -50,12 +50,12 @@ pub const EACH: u64 = 16;
 const STATIONS: u32 = 2;
 /// Launches of a seed, before the last one.
 const LAUNCHES: usize = 8;
-/// Launches under way at a time.
+/// Number of launches under way at a time.
 const AT_ONCE: usize = 2;
-/// Turns of a schedule, and those in which everything must have ended afterwards.
+/// Number of turns of a schedule, and of turns in which everything must have ended after it.
 const TURNS: u32 = 20_000;
 
-/// A bug that is planted, so that the oracles show that they find it.
+/// A planted bug, which shows that the oracles find it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sabotage {
     /// None.
@@ -100,7 +100,7 @@ impl Counts {
 pub struct Run {
     /// What an oracle found.
     pub failure: Option<Failure>,
-    /// One number for everything that happened.
+    /// Hash of everything that happened.
     pub hash: u64,
     /// Trace of the run, if one was asked for.
     pub lines: Vec<String>,
@@ -111,19 +111,19 @@ pub struct Run {
 struct World<'a> {
     drive: Drive<'a>,
     rng: Rng,
-    /// Draws the launches whose output others overwrite, which changes nothing of the schedule.
+    /// Draws the launches whose output is overwritten by other actors. It does not influence the rest of the schedule.
     others: Rng,
     sabotage: Sabotage,
     trace: Trace,
     counts: Counts,
-    /// The time as kernels see it.
+    /// The clock that kernels read.
     clock: Clock,
     clock_ns: Rc<Cell<u64>>,
     /// The table that is read, and one of whole blocks that is written.
     rows: GatherLaunch,
     whole: GatherLaunch,
     cached: CachedGather,
-    /// The second queue where the first station owns it; none where threads share it.
+    /// The second queue, if the first station owns it; empty if threads share it.
     owned: QueueArray,
     /// A gather in halves by that queue.
     halves: BegunGathers,
@@ -143,7 +143,7 @@ struct World<'a> {
     statuses: u64,
 }
 
-/// Runs what a seed has of kernels: rows of one drive, or rows of [stripes]; most seeds have none.
+/// Runs the kernels' part of a seed: rows of one drive, or rows of [stripes]; most seeds have none.
 pub fn run_of(arena: &mut Arena, seed: u64, lines: bool) -> Option<Run> {
     match seed % EACH {
         0 => Some(run(arena, seed, Sabotage::None, lines)),
@@ -337,7 +337,7 @@ fn whole_rows(rng: &mut Rng, rows: GatherLaunch) -> GatherLaunch {
     }
 }
 
-/// What kernels use of the host, and of the GPU.
+/// Memory that kernels use, of the host and of the GPU.
 struct Memories {
     slots: Area,
     lines: Area,
@@ -412,7 +412,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// All launches were put and have ended.
+    /// Returns whether all launches were started and have ended.
     fn is_played(&self) -> bool {
         self.launches.len() >= LAUNCHES && self.under_way().is_empty()
     }
@@ -524,7 +524,7 @@ impl World<'_> {
         self.tell("fault", kind as u32, i32::from(qid));
     }
 
-    /// From now on nothing goes wrong any more.
+    /// Stops all faults from now on.
     fn make_peace(&mut self) {
         self.drive.sim.disarm();
         self.faults = 0;

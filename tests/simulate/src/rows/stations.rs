@@ -6,7 +6,7 @@ use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::rows::STATION_CELLS;
 
 impl World<'_> {
-    /// Nothing belongs to a block any more.
+    /// Checks that no station or queue belongs to a block any more.
     pub(super) fn check_free(&mut self) -> Result<(), Failure> {
         let load = |word: &AtomicU32| word.load(Order::Relaxed, Scope::Gpu);
         if let Some(station) = self.free.iter().position(|word| load(word) != 0) {
@@ -24,8 +24,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A station is not free while one of its commands has no end. The queue of the first one is used by those alone who
-    /// pass the gate: while that is shut, the station may be free already.
+    /// Checks that a station is not free while one of its commands has no end. Only blocks that pass the gate use the
+    /// queue of the first station: while the gate is closed, that station may be free already.
     pub(super) fn check_stations(&self) -> Result<(), Failure> {
         let left = self.drive.queues[1].state().in_flight();
         let is_first_free = self.free[0].load(Order::Relaxed, Scope::Gpu) == 0;

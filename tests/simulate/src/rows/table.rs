@@ -1,4 +1,4 @@
-//! What each block of the drive may hold, and the rows that lie on them.
+//! The contents that each block of the drive may have, and the rows that lie on the blocks.
 
 use crate::setup::{BLOCK_BYTES, BLOCKS};
 use nvme_gpu_kernel::rows::RowBlocks;
@@ -6,11 +6,11 @@ use nvme_gpu_kernel::work::data_word;
 
 /// The versions of each block. Each write of a block makes the next one; version 0 is zeros.
 pub(super) struct Table {
-    /// Its last write that has ended well.
+    /// Number of the block's last write that has succeeded.
     committed: Vec<u32>,
-    /// Its last write that was sent.
+    /// Number of the block's last write that was sent.
     issued: Vec<u32>,
-    /// The latest that a row had.
+    /// Number of the block's latest version that a gather has seen.
     seen: Vec<u32>,
 }
 
@@ -26,7 +26,7 @@ impl Default for Table {
 }
 
 impl Table {
-    /// What a gather that begins now has to see at least.
+    /// Returns, for each block, the oldest version that a gather may see if it begins now.
     pub fn floor(&self) -> Vec<u32> {
         self.committed.clone()
     }
@@ -43,14 +43,14 @@ impl Table {
         self.committed[lba as usize] = version;
     }
 
-    /// Writes without an end have taken place, or never will: what was seen stays.
+    /// Notes that writes without an end have taken place or never will: versions that were seen stay.
     pub fn settle(&mut self) {
         for (committed, seen) in self.committed.iter_mut().zip(&self.seen) {
             *committed = (*committed).max(*seen);
         }
     }
 
-    /// Whether `bytes` are the row at `place` of versions that a gather may see which had to see `floor`.
+    /// Returns whether `bytes` are the row at `place`, of versions that a gather may see that had to see `floor`.
     pub fn check(&mut self, place: RowBlocks, bytes: &[u8], floor: &[u32]) -> Result<(), String> {
         let mut done = 0;
         while done < bytes.len() {
@@ -64,7 +64,7 @@ impl Table {
                     .collect();
                 whole[skip..skip + part] == *have
             };
-            // The oldest of them: a part of few bytes may be that of several versions.
+            // The oldest matching version counts: a part of a few bytes may match several versions.
             let mut may = floor[lba]..=self.issued[lba];
             let Some(version) = may.find(|version| of(*version)) else {
                 let older = (0..floor[lba]).rev().find(|version| of(*version));

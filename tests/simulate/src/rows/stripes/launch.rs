@@ -1,4 +1,5 @@
-//! Launches of `nvme_gather_striped`: their lanes run a few collectives at a turn, and between any two turns others act.
+//! Launches of `nvme_gather_striped`: their lanes run a few collectives at a turn, and other actors act between any two
+//! turns.
 // UNSAFETY: kernels take addresses of what their launch and the world keep.
 #![allow(unsafe_code)]
 
@@ -85,7 +86,7 @@ impl StripeWorld<'_> {
             at_once: 2,
             clock: self.clock.clone(),
         };
-        // SAFETY: what the addresses name lives in the world and in the launch, which ends before both.
+        // SAFETY: the addresses lead to memory of the world and of the launch, and the lanes end before either.
         let kernel = move || unsafe { nvme_gather_striped(striped) };
         launch.lanes = Some(RunningLaunch::new(grid, kernel));
         self.tell("launch", launch.ids.len() as u32, blocks as i32);
@@ -118,7 +119,7 @@ impl StripeWorld<'_> {
         Ok(turn)
     }
 
-    /// Judges what became of the rows of a launch that has ended.
+    /// Checks the rows of a launch that has ended.
     fn judge(&mut self, index: usize) -> Result<(), String> {
         let mut failed = Vec::new();
         for row in 0..self.launches[index].ids.len() {
@@ -164,7 +165,7 @@ impl StripeWorld<'_> {
         }
     }
 
-    /// Judges one row: its content with code 0, else zeros, and a code that a fault of its drives explains.
+    /// Checks one row: its content with code 0, or zeros with a code that a fault of its drives explains.
     fn judge_row(&mut self, index: usize, row: usize) -> Result<i32, String> {
         let launch = &self.launches[index];
         let (id, code) = (launch.ids[row], launch.code(row));

@@ -89,7 +89,7 @@ impl<'m> DriveGround<'m> {
         }
     }
 
-    /// Describes the queues for kernels. The drive stays where it is from now on.
+    /// Describes the queues for kernels. The drive must not move afterwards.
     pub fn describe(&mut self) {
         let of = |index: usize| {
             let state = self.states[index].as_ptr().expose_provenance() as u64;
@@ -174,7 +174,8 @@ pub(super) struct DriveMember<'a> {
 }
 
 impl DriveMember<'_> {
-    /// Looks for trouble, or takes the next step of a recovery; returns true once it is over.
+    /// Looks for trouble, or takes the next step of a recovery; returns true when the recovery is
+    /// over.
     pub fn watch(&mut self) -> Result<bool, Failure> {
         match self.host {
             Host::Watches if self.gate.has_trouble() => {
@@ -219,7 +220,7 @@ impl DriveMember<'_> {
         Ok(())
     }
 
-    /// True if the host does nothing about it and no block is inside.
+    /// Returns true if the host is not recovering the drive and no block is inside its gate.
     pub fn is_quiet(&self) -> bool {
         let is_away = |word: &AtomicU32| word.load(Order::Relaxed, Scope::Gpu) == 0;
         matches!(self.host, Host::Watches)

@@ -1,7 +1,8 @@
-//! Gathers of a table that is striped over drives, any of which may fail: the rows that lie on the others are read, and
-//! the recovery of one drive waits for nothing of the others.
+//! Gathers of a table that is striped over drives, any of which may fail: the rows on the other drives are read, and
+//! the recovery of one drive does not wait for the others.
 //!
-//! Nothing is written, so each row has one content. The kernel is its own source, as in the other schedules of rows.
+//! No row is written, so each row has one content. The kernel's code is its real source, as in the other schedules of
+//! rows.
 
 mod launch;
 mod member;
@@ -27,20 +28,20 @@ use std::rc::Rc;
 
 /// Launches of a seed, before the last one.
 const LAUNCHES: usize = 6;
-/// Launches under way at a time.
+/// Number of launches under way at a time.
 const AT_ONCE: usize = 2;
-/// Turns of a schedule, and those within which everything must rest afterwards.
+/// Number of turns of a schedule, and of turns within which everything must have ended after it.
 const TURNS: u32 = 20_000;
 
 struct StripeWorld<'a> {
     members: Vec<DriveMember<'a>>,
-    /// The members as a launch names them.
+    /// The members, as a launch describes them.
     words: Vec<StripedMember>,
     memory: &'a Memory,
     rng: Rng,
     trace: Trace,
     counts: Counts,
-    /// The time as kernels see it.
+    /// The clock that kernels read.
     clock: Clock,
     clock_ns: Rc<Cell<u64>>,
     rows: GatherLaunch,
@@ -179,7 +180,7 @@ impl StripeWorld<'_> {
         self.launches.len() >= LAUNCHES && self.under_way().is_empty()
     }
 
-    /// Lets one of those who act do something.
+    /// Lets one of the actors take a step.
     fn turn(&mut self) -> Result<(), Failure> {
         let index = self.rng.below(self.members.len() as u64) as usize;
         match self.rng.below(64) {
@@ -201,8 +202,9 @@ impl StripeWorld<'_> {
         self.join_clocks();
     }
 
-    /// Lets time pass until the first of the drives does something: an idle one must not let the deadlines of commands
-    /// pass that wait for a slot of a busy one, since no thread runs meanwhile.
+    /// Lets time pass until the first of the drives has something to do. A sleep must not be longer: no thread runs
+    /// during it, so commands that wait for a slot of a busy drive would pass their deadline while an idle drive
+    /// sleeps.
     fn sleep_together(&mut self) {
         let wakes = self
             .members
@@ -332,7 +334,7 @@ impl StripeWorld<'_> {
             _ if faulty.is_none() => return Err(format!("code {code}, and its drives are well")),
             1.. => {
                 self.counts.failed += 1;
-                // Of a row on two drives the status says which command it was.
+                // The status of a row on two drives says which command failed.
                 let mut members = members.iter();
                 let failed = members.find_map(|index| {
                     let statuses = &self.members[*index].statuses;
