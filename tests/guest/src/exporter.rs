@@ -1,5 +1,5 @@
-//! The test module peer_exporter (tests/guest/exporter): a BAR as a dma-buf, with good addresses or wrong ones, that is
-//! taken back on request; and what the module nvme_gpu does with it.
+//! The test module peer_exporter (tests/guest/exporter), which exports a BAR as a dma-buf, with right or wrong
+//! addresses, and can revoke it on request; and how the module nvme_gpu handles that.
 // UNSAFETY: ioctl takes raw pointers and gives descriptors that are ours.
 #![allow(unsafe_code)]
 
@@ -14,7 +14,7 @@ const BYTES: u64 = 16 << 20;
 const EXPORT: u64 = 0x5601;
 const REVOKE: u64 = 0x5602;
 const FILL: u64 = 0x5603;
-/// Calls of nvme_gpu: kmod/nvme_gpu_uapi.h.
+/// Request codes of nvme_gpu, from kmod/nvme_gpu_uapi.h.
 const INFO: u64 = 0xC020_4EE0;
 const MAP: u64 = 0xC030_4EE1;
 const UNMAP: u64 = 0x4008_4EE2;
@@ -33,8 +33,8 @@ impl Exporter {
         open("/dev/peer-exporter").map(Self)
     }
 
-    /// A dma-buf of the whole BAR: "good", "raw" or "nowhere" addresses; a "short" table; a "read-only" descriptor;
-    /// "unfilled" until it is filled.
+    /// Exports the whole BAR as a dma-buf: with "good", "raw" or "nowhere" addresses, a "short" table, a "read-only"
+    /// descriptor, or "unfilled" until it is filled.
     pub fn export(&self, kind: &str) -> Result<OwnedFd, String> {
         let kinds = ["good", "raw", "nowhere", "short", "read-only", "unfilled"];
         let number = kinds.iter().position(|known| *known == kind);
@@ -47,18 +47,18 @@ impl Exporter {
         }
     }
 
-    /// Takes back what was exported last.
+    /// Revokes the last export.
     pub fn revoke(&self) -> Outcome {
         self.call(REVOKE, "REVOKE")
     }
 
-    /// What was exported last has its content.
+    /// Notes that the content of the last export is complete.
     fn fill(&self) -> Outcome {
         self.call(FILL, "FILL")
     }
 
     fn call(&self, number: u64, name: &str) -> Outcome {
-        // SAFETY: the call takes nothing.
+        // SAFETY: the call takes no argument.
         match unsafe { libc::ioctl(self.0.as_raw_fd(), number as _, 0) } {
             0 => Ok(()),
             _ => Err(format!("{name}: {}", io::Error::last_os_error())),
@@ -95,7 +95,7 @@ fn map(node: &File, buffer: &OwnedFd, flags: u64) -> Result<Found, i32> {
     let mut ask = [48 | 1 << 32, 0, 0, fd | flags << 32, 1 << 32, list_at, 0, 0];
     match call(node, MAP, &mut ask) {
         0 => {
-            // SAFETY: the kernel wrote the list behind the compiler's back; it lives.
+            // SAFETY: the list lives; the read is volatile because the kernel wrote it behind the compiler's back.
             let list = unsafe { (&raw const list).read_volatile() };
             Ok(Found {
                 handle: ask[4] & 0xFFFF_FFFF,
@@ -128,7 +128,7 @@ fn info(node: &File) -> Result<u64, String> {
     Ok(ask[2] >> 32)
 }
 
-/// Whether the function may be a master of the bus.
+/// Returns whether the function may be a master of the bus.
 fn masters(address: &str) -> Result<bool, String> {
     let path = format!("/sys/bus/pci/devices/{address}/config");
     let config = std::fs::read(&path).map_err(|error| format!("{path}: {error}"))?;
@@ -138,7 +138,7 @@ fn masters(address: &str) -> Result<bool, String> {
         .ok_or_else(|| format!("{path}: too short"))
 }
 
-/// Good addresses, those of the BAR, and those of nothing; then memory that is taken back.
+/// Maps exports with good addresses, with those of the BAR, and with those of nothing; then an export is revoked.
 pub fn run(address: &str) -> Outcome {
     let exporter = Exporter::open()?;
     let node = open(&format!("/dev/nvme-gpu-{address}"))?;
@@ -204,7 +204,7 @@ fn content(exporter: &Exporter, node: &File) -> Outcome {
 
 /// The function is stopped when memory is taken back, and works again after a reset.
 fn taken_back(address: &str, exporter: &Exporter, node: &File, kind: &str) -> Outcome {
-    // SAFETY: the call takes numbers, and gives a descriptor that is ours.
+    // SAFETY: the call takes numbers and returns a descriptor that this process owns.
     let event = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
     if event < 0 {
         return Err(format!("eventfd: {}", io::Error::last_os_error()));

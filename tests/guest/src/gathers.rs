@@ -1,5 +1,5 @@
-//! Rows between a namespace and memory of a GPU, by commands of a kernel. In the guest the GPU is its stand-in, whose
-//! memory is exported by udmabuf: the controller, the IOMMU and the module are those that a GPU would have.
+//! Moves rows between a namespace and GPU memory, by commands of a kernel. In the guest a stand-in replaces the GPU,
+//! and udmabuf exports its memory: the controller, the IOMMU and the module are those that a GPU would use.
 // UNSAFETY: requests hold addresses of GPU memory.
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const BYTES: usize = 4 << 20;
 const SEED: u64 = 77;
 const WAIT: Duration = Duration::from_secs(30);
-/// What untouched memory holds.
+/// Value of bytes that no transfer has touched.
 const CANARY: u8 = 0xC5;
 const ROWS: usize = 160;
 

@@ -48,7 +48,7 @@ pub fn run(name: &str, resource: &str) -> Outcome {
     Ok(())
 }
 
-/// What is said where gdrdrv cannot be used: `part` of it.
+/// Checks that the error contains `part` if gdrdrv cannot be used.
 pub fn without(name: &str, part: &str) -> Outcome {
     let device = nvme_host::open(name).map_err(said)?;
     refused(&device, memory(1 << 40, BYTES), part)

@@ -1,6 +1,6 @@
 //! Checks of the driver that tests of this package and tests in guests share.
 //!
-//! Here belongs what needs a device and the library alone, so that it runs on any `--device`. What starts a
+//! Code that needs only a device and the library belongs here, so that it runs on any `--device`. Code that starts a
 //! machine is in `chores-guest`.
 
 pub mod contract;
@@ -9,10 +9,11 @@ pub mod pattern;
 use nvme_host::ControllerConfig;
 use std::time::Duration;
 
-/// What a test says when it fails.
+/// The result of a test: an error is its message.
 pub type Outcome = Result<(), String>;
 
-/// The time limit `time` on this machine: longer by `PATIENCE`, as on a kernel that was built to find faults.
+/// Returns the time limit `time` for this machine: multiplied by `PATIENCE`, if it is set, for a kernel that was built
+/// to find faults.
 pub fn patient(time: Duration) -> Duration {
     let times = std::env::var("PATIENCE").ok();
     time * times.and_then(|times| times.parse().ok()).unwrap_or(1)

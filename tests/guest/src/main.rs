@@ -1,5 +1,5 @@
-//! Tests of the driver on any `--device`, for the guest: each subcommand is one test and exits with 0
-//! when it passed. They write to the namespace that they are given.
+//! Tests of the driver on any `--device`, for the guest: each subcommand is one test and exits with 0 if it passed.
+//! They write to the namespace that they get.
 
 mod exporter;
 mod gathers;
@@ -142,7 +142,7 @@ fn number(text: &str) -> Result<u64, String> {
         .map_err(|_| format!("'{text}' is not a number"))
 }
 
-/// Runs the contract on a device that one program at a time has, behind an IOMMU; `command` takes it away.
+/// Runs the contract on a device that one program at a time can open, behind an IOMMU; `command` removes it.
 fn contract(device: &str, command: &str) -> Outcome {
     let lose = || -> Outcome {
         // It waits until this process closes the device.
@@ -151,7 +151,7 @@ fn contract(device: &str, command: &str) -> Outcome {
     };
     contract::run(&Subject {
         open: &|| nvme_host::open(device),
-        // VFIO lets the process that has the group open the device once more, but not by the device's own node.
+        // VFIO lets the process that has the group open the device once more, but not through the device's own node.
         is_exclusive: device.starts_with("kmod:") || device.ends_with("iommu=iommufd"),
         confines: true,
         lose: Some(&lose),

@@ -1,5 +1,5 @@
-//! The long run: random reads and writes with verification, queues and controllers created again all the
-//! time, and a look at what must not grow.
+//! The long run: random reads and writes with verification. Queues and controllers are created again all the time, and
+//! the test checks what must not grow.
 
 use crate::{Outcome, config, pattern, said};
 use nvme_host::core::spec::{Lba, Nsid, nvm};
@@ -10,21 +10,21 @@ use std::time::{Duration, Instant};
 /// Blocks that are used, in units of the longest command.
 const UNITS: usize = 256;
 const UNIT_BLOCKS: u32 = 32;
-/// How long one bring-up lasts.
+/// Time of one bring-up.
 const ROUND: Duration = Duration::from_secs(5);
 /// Queues at once.
 const QUEUES: usize = 4;
 const DEPTH: usize = 24;
-/// What the process may grow by after the first rounds.
+/// Memory that the process may gain after the first rounds.
 const SLACK_KIB: u64 = 2048;
-/// How far apart the addresses of two buffers may be that are mapped at different times.
+/// Largest distance between the addresses of two buffers that are mapped at different times.
 const ADDRESSES: u64 = 64 << 20;
 
 /// Runs for `seconds` with the given seed.
 pub fn run(device: &str, nsid: Nsid, seconds: u64, seed: u64) -> Outcome {
     let start = Instant::now();
     let mut random = seed | 1;
-    // What each unit holds: the seed of its last write, by the driver's word.
+    // Seed of the last write of each unit, as the driver reported it.
     let mut model: Vec<Option<u64>> = vec![None; UNITS];
     let mut rounds = 0u64;
     let mut commands = 0u64;
@@ -154,11 +154,11 @@ fn burst(
     Ok(total)
 }
 
-/// What a leak would make larger.
+/// Quantities that a leak would increase.
 #[derive(Clone, Copy, Debug)]
 struct Footprint {
     resident_kib: u64,
-    /// Memory that VFIO holds for a device; none between two rounds.
+    /// Memory that VFIO has pinned for a device; 0 between two rounds.
     locked_kib: u64,
     mappings: usize,
     descriptors: usize,

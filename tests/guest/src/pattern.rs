@@ -1,6 +1,7 @@
-//! Bytes that say where they belong: every word depends on a seed and on its place.
+//! Bytes that say where they belong: every word depends on a seed and on its position.
 
-/// Bytes whose words are one sum: as a guest computes them, whose processor is emulated.
+/// Bytes whose words an addition computes one from the other: fast in a guest, whose processor is
+/// emulated.
 const RUN: u64 = 512;
 
 /// Fills `bytes` with the pattern of `seed` from byte `place` (a multiple of 8) on.
@@ -41,10 +42,10 @@ pub fn difference(seed: u64, place: u64, bytes: &[u8]) -> Option<u64> {
     None
 }
 
-/// What a word has more than the one before it in its run: odd, so that all of them differ.
+/// Difference between a word and the one before it in its run: odd, so that all words differ.
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Bytes from `place` to the end of its run.
+/// Returns the number of bytes from `place` to the end of its run.
 fn to_next_run(place: u64) -> usize {
     (RUN - place % RUN) as usize
 }
@@ -70,7 +71,7 @@ mod tests {
         assert_eq!(difference(7, 4096, &bytes), None);
         assert!(difference(8, 4096, &bytes).is_some());
         assert!(difference(7, 4608, &bytes).is_some());
-        // From anywhere on it is the same.
+        // A check that starts anywhere gives the same result.
         assert_eq!(difference(7, 4096 + 1_000, &bytes[1_000..5_001]), None);
         bytes.swap(800, 808);
         assert_eq!(difference(7, 4096, &bytes), Some(4096 + 800));

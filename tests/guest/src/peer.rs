@@ -45,7 +45,7 @@ pub fn udmabuf(bytes: u64) -> Result<OwnedFd, String> {
     // SAFETY: the call has just created the descriptor, which nothing else owns.
     let memory = unsafe { File::from_raw_fd(memfd) };
     memory.set_len(bytes).map_err(|error| error.to_string())?;
-    // SAFETY: takes an integer.
+    // SAFETY: the call takes an integer.
     if unsafe { libc::fcntl(memfd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) } != 0 {
         return Err(last("F_ADD_SEALS"));
     }
@@ -56,7 +56,7 @@ pub fn udmabuf(bytes: u64) -> Result<OwnedFd, String> {
         size: bytes,
     };
     let device = open("/dev/udmabuf")?;
-    // SAFETY: the kernel reads the structure of that number.
+    // SAFETY: the kernel reads the structure of that request.
     match unsafe { libc::ioctl(device.as_raw_fd(), CREATE as _, &mut create) } {
         // SAFETY: the call has just created the descriptor, which nothing else owns.
         fd @ 0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
@@ -89,7 +89,7 @@ pub fn run(controller: &Controller, resource: &str, mib: u64) -> Outcome {
     transfers(controller, &mut bar, iova, 0)
 }
 
-/// The first MiB of `resource` cannot be mapped; `part` of what is said then.
+/// Checks that the first MiB of `resource` cannot be mapped, and that the error contains `part`.
 pub fn refused(name: &str, resource: &str, part: &str) -> Outcome {
     let device = nvme_host::open(name).map_err(said)?;
     match mapped(&device, resource, 1 << 20) {
@@ -102,7 +102,7 @@ pub fn refused(name: &str, resource: &str, part: &str) -> Outcome {
     }
 }
 
-/// Runs between `controller`, which finds the memory at `iova`, and what lies in `bar` from `first` on.
+/// Runs transfers between `controller`, for which the memory is at `iova`, and the bytes of `bar` from `first` on.
 pub fn transfers(controller: &Controller, bar: &mut DmaBuffer, iova: Iova, first: u64) -> Outcome {
     let room = bar.len() as u64 - first;
     let mut namespace = controller.namespace(NSID).map_err(said)?;
@@ -115,7 +115,7 @@ pub fn transfers(controller: &Controller, bar: &mut DmaBuffer, iova: Iova, first
         let blocks = (bytes / block) as u32;
         let expected = expected(turn, bytes);
         namespace.write(Lba(0), &expected).map_err(said)?;
-        // Disk to peer: the processor's own view of the BAR says what arrived.
+        // Disk to peer: the processor reads the BAR to check the data.
         send(
             &mut queue,
             nvm::read(NSID, Lba(0), blocks),
@@ -126,7 +126,7 @@ pub fn transfers(controller: &Controller, bar: &mut DmaBuffer, iova: Iova, first
         if bar.as_slice()[range.clone()] != expected[..] {
             return Err(format!("{bytes} bytes read into the peer differ"));
         }
-        // Peer to disk, what came from the disk and what the processor put there.
+        // Peer to disk: the data from the disk, and data that the processor wrote there.
         send(
             &mut queue,
             nvm::write(NSID, Lba(8192), blocks),

@@ -5,9 +5,9 @@ use nvme_host::core::spec::{Lba, Nsid, nvm};
 use nvme_host::{Controller, DmaBuffer, DriverQueue};
 use std::collections::BTreeMap;
 
-/// Commands through each queue beyond its size: it wraps this often.
+/// Number of commands for each entry of a queue, so that it wraps this often.
 const ROUNDS: u32 = 40;
-/// Most commands for one size, so that the largest queue does not take minutes.
+/// Largest number of commands for one size, so that the largest queue does not take minutes.
 const MOST: u32 = 20_000;
 
 /// Runs against namespace `nsid`.

@@ -1,4 +1,4 @@
-//! Commands that a controller must refuse: each comes back as the status that the specification names.
+//! Commands that a controller must refuse: each returns the status that the specification requires.
 
 use crate::{Outcome, pattern, said};
 use nvme_host::core::spec::{Lba, Nsid, Sqe, Status, nvm};

@@ -1,5 +1,5 @@
-//! Queues whose rings and data lie in the memory of another PCI device: nothing of them is in this machine's memory
-//! but PRP lists and the admin queue.
+//! Queues whose rings and data lie in the memory of another PCI device: only PRP lists and the admin queue are in this
+//! machine's memory.
 
 use crate::{Outcome, config, peer, queues, said, trouble};
 use nvme_host::core::spec::Nsid;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Bytes of the BAR.
 const BYTES: usize = 16 << 20;
-/// Rings lie in as many of its first bytes; data follows.
+/// Number of the memory's first bytes that hold rings; data follow.
 const RINGS: usize = 8 << 20;
 
 /// Queues of every size, transfers around every boundary, and a place that is too small.
@@ -54,7 +54,7 @@ fn rings_in(
     )))
 }
 
-/// A place that holds one pair of rings: the next pair is refused, with the reason, and the first one works on.
+/// The memory has room for one pair of rings: the next pair is refused with the reason, and the first one still works.
 fn too_few_bytes(device: &Arc<dyn Device>, resource: &str) -> Outcome {
     let config = ControllerConfig {
         rings: rings_in(device, resource, 8192)?,

@@ -18,7 +18,7 @@ const BLOCK: usize = 512;
 
 /// The tier of the open store.
 fn tier() -> Result<i32, String> {
-    // SAFETY: a structure of zeros is a value, its size is that of the structure, and the context is never freed.
+    // SAFETY: a structure of zeros is a valid value, its size is set, and the context is never freed.
     let (status, info) = unsafe {
         let mut info: PathInfo = std::mem::zeroed();
         info.size = size_of::<PathInfo>();
@@ -31,7 +31,7 @@ fn tier() -> Result<i32, String> {
     }
 }
 
-/// What a function returned that returns -1 where it failed.
+/// Checks the result of a function that returns -1 if it failed.
 fn passed(name: &str, result: i64) -> Outcome {
     match result {
         0.. => Ok(()),

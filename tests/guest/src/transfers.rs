@@ -1,4 +1,4 @@
-//! One command at a time, of every size and offset where a data pointer changes its form.
+//! One command at a time, of every size and offset at which a data pointer changes its form.
 
 use crate::{Outcome, pattern, said};
 use nvme_host::core::CommandData;
@@ -13,12 +13,12 @@ const LIST: u64 = 512;
 const OFFSETS: [u64; 9] = [0, 4, 8, 508, 512, 2048, 3584, 4088, 4092];
 /// Bytes beside a read.
 const GUARD: u8 = 0xA5;
-/// From this length on a third of the offsets will do.
+/// From this length on only a third of the offsets is tested.
 const LONG: u64 = 256 << 10;
 /// The pattern is another one in each transfer, so that old data is never mistaken for new.
 const SEEDS: u64 = 1000;
 
-/// How the data pointer is made.
+/// The form of the data pointer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Form {
     Prp,
@@ -26,12 +26,12 @@ enum Form {
     Sgl(u32),
 }
 
-/// What the transfers go through: a queue, a namespace, and memory for the longest of them.
+/// The objects that transfers use: a queue, a namespace, and memory for the longest transfer.
 struct Bench {
     queue: DriverQueue,
     nsid: Nsid,
     block: u64,
-    /// Descriptors for which a queue has room: its lists are made for PRPs, which are half as long.
+    /// Largest number of descriptors for which the queue has room: its lists are made for PRPs, which are half as long.
     most_segments: u64,
     memory: Option<DmaBuffer>,
 }
@@ -40,7 +40,7 @@ struct Bench {
 pub fn run(controller: &Controller, nsid: Nsid) -> Outcome {
     let block = u64::from(controller.namespace(nsid).map_err(said)?.block_bytes());
     let most = controller.max_transfer();
-    // One region for everything: mapping is not what is tested here.
+    // One region is used for everything: this test is not about mapping.
     let memory = controller.alloc((most + 2 * PAGE) as usize).map_err(said)?;
     let mut bench = Bench {
         queue: controller.create_queue_pair(16).map_err(said)?,
@@ -131,7 +131,7 @@ impl Bench {
         );
         self.send(form, nvm::write(self.nsid, lba, blocks), offsets.0, length)?;
         let memory = self.memory.as_mut().ok_or("the memory is in flight")?;
-        // What is left of the write lies elsewhere; beside the read nothing may change.
+        // The remaining bytes of the write's buffer lie elsewhere; beside the read nothing may change.
         let end = to + length as usize;
         memory.as_mut_slice()[..to].fill(GUARD);
         memory.as_mut_slice()[end..end + PAGE as usize].fill(GUARD);

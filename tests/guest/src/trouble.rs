@@ -1,6 +1,6 @@
-//! What goes wrong on purpose: a device taken away, a reset under load, a transfer to nowhere.
+//! Faults on purpose: a device is removed, a reset happens under load, a transfer goes to an unmapped address.
 //!
-//! Each must end in an error that says what it is, within its deadline, and the process continues.
+//! Each must end within its deadline in an error that names the fault, and the process continues.
 
 use crate::exporter::Exporter;
 use crate::{Outcome, patient, pattern, said};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 const BLOCKS: u32 = 8;
 const DEPTH: usize = 16;
-/// How long a command may take where the function is reset under it.
+/// Time limit of a command while the function is reset.
 pub const RESET_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn start(device: &str, timeout: Duration) -> Result<Controller, String> {
@@ -48,7 +48,7 @@ pub fn unplug(leaving: &str, staying: &str, id: &str) -> Outcome {
     let mut load = Load::new(&controller, Nsid(1))?;
     load.turn()?.map_err(said)?;
     println!("@monitor device_del {id}");
-    // The guest's own hot-plug driver waits some seconds before it lets the device go.
+    // The guest's hot-plug driver waits some seconds before it releases the device.
     let asked = Instant::now();
     let error = loop {
         if asked.elapsed() > patient(Duration::from_secs(40)) {
@@ -71,8 +71,8 @@ pub fn unplug(leaving: &str, staying: &str, id: &str) -> Outcome {
     other.shut_down().map_err(said)
 }
 
-/// An error of the bus at the port above the function: commands that it has lost end with an error, the same
-/// controller works on, and so does the next opener.
+/// An error of the bus at the port above the function: commands that were lost end with an error, the same controller
+/// works again, and so does the next opener.
 pub fn bus_error(device: &str, port: &str, error: &str) -> Outcome {
     let controller = start(device, RESET_TIMEOUT)?;
     let mut load = Load::new(&controller, Nsid(1))?;
@@ -120,7 +120,7 @@ pub fn reset_under_load(controller: &Controller) -> Outcome {
         load.turn()?.map_err(said)?;
         load.submit()?;
         controller.device().reset().map_err(said)?;
-        // What was not answered before the reset never will be, nor what is sent now.
+        // A command that was not answered before the reset never will be, nor will one that is sent now.
         load.poll()?;
         load.submit()?;
         let began = Instant::now();
@@ -132,7 +132,7 @@ pub fn reset_under_load(controller: &Controller) -> Outcome {
                 Err(other) => return Err(format!("round {round}: {other:?}")),
             }
         }
-        // Time-out, abort, controller reset: each has its own bound.
+        // The time-out, the abort and the controller's reset have separate limits.
         if began.elapsed() > patient(Duration::from_secs(30)) {
             return Err(format!("round {round}: {:?} to recover", began.elapsed()));
         }
@@ -152,8 +152,8 @@ pub fn reset_under_load(controller: &Controller) -> Outcome {
     }
 }
 
-/// An exporter takes memory back under a full queue: commands end with the cause, and a new start works. With
-/// `has_rings` the rings of the queue lie in that memory.
+/// An exporter revokes memory under a full queue: commands end with the cause, and a new start works. With `has_rings`
+/// the queue's rings lie in that memory.
 pub fn revoke(device: &str, has_rings: bool) -> Outcome {
     let exporter = Exporter::open()?;
     for round in 0..3 {
@@ -196,7 +196,7 @@ pub fn revoke(device: &str, has_rings: bool) -> Outcome {
     Ok(())
 }
 
-/// Reads into an address that was never mapped: nothing of ours changes, and the data are not found.
+/// Reads into an address that was never mapped: no memory of this process changes, and the data are not found in it.
 pub fn confine(device: &str) -> Outcome {
     let controller = start(device, Duration::from_secs(2))?;
     let nsid = Nsid(1);
@@ -206,7 +206,7 @@ pub fn confine(device: &str) -> Outcome {
     let mut data = vec![0; bytes];
     pattern::fill(5, 0, &mut data);
     namespace.write(Lba(0), &data[..65536]).map_err(said)?;
-    // Guards on both sides of what is mapped, full of something else.
+    // The guards lie on both sides of the mappings, filled with another pattern.
     let mut guards = DmaBuffer::several(controller.device(), 65536, 8).map_err(said)?;
     for guard in &mut guards {
         pattern::fill(6, 0, guard.as_mut_slice());

@@ -77,7 +77,7 @@ fn direct(path: &str) -> Result<File, String> {
         .map_err(|error| format!("{path}: {error}"))
 }
 
-/// A chunk in `memory` that starts on a page, as O_DIRECT wants it.
+/// Returns a chunk of `memory` that starts on a page, as O_DIRECT requires.
 fn aligned(memory: &mut [u8]) -> &mut [u8] {
     let start = memory.as_ptr().align_offset(4096);
     &mut memory[start..start + CHUNK as usize]

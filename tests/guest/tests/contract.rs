@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// A device that others can open, too, and that has nothing but `leave` to take it away.
+/// Returns a device that others can open, too, and that only `leave` can remove.
 fn plain(open: &dyn Fn() -> nvme_host::Result<Arc<dyn Device>>) -> Subject<'_> {
     Subject {
         open,

@@ -1,5 +1,5 @@
-//! The protocol auditor over the simulator: every fault that a wire can show trips its rule, and only
-//! that; the others trip none.
+//! The protocol auditor over the simulator: every fault that is visible on the bus breaks its rule and no other; the
+//! remaining faults break none.
 
 use nvme_auditor::{Auditor, Rule};
 use nvme_core::CommandData;
@@ -18,7 +18,7 @@ fn config() -> Config {
     }
 }
 
-/// What the auditor finds while twenty reads meet `fault` at the fifth, and the recovery after it.
+/// Returns the auditor's findings while twenty reads meet `fault` at the fifth, and the driver recovers.
 fn found(fault: Fault) -> Vec<Finding> {
     let mut config = config();
     let (qid, nth) = (Some(1), Some(5));
@@ -89,7 +89,7 @@ fn faults_that_break_no_rule_trip_none() {
     }
 }
 
-/// The observer is no part of the fast path: it has to see what that path does all the same.
+/// The fast path does not pass through the observer, which must see its accesses all the same.
 #[test]
 fn the_fast_path_is_watched_too() {
     with_pair(config(), Setup::default(), |pair| {
@@ -152,8 +152,8 @@ fn rules(auditor: &Auditor) -> Vec<Rule> {
     auditor.findings().iter().map(|one| one.rule).collect()
 }
 
-/// The device looks at a head doorbell again and again: one that was too far is not any more when as many
-/// completions were posted.
+/// The device reads a head doorbell repeatedly: a head that was too far becomes right when as many completions were
+/// posted.
 #[test]
 fn a_head_that_was_too_far_counts_once_it_is_reached() {
     let mut auditor = of_one_queue();
@@ -179,7 +179,7 @@ fn of_commands_with_one_identifier_it_is_unknown_which_has_ended() {
     auditor.sq_doorbell(1, 2, &|_| None);
     fetch(&mut auditor, 0, 7);
     fetch(&mut auditor, 1, 7);
-    // The first of them, and the second: right, whatever the auditor thinks of them.
+    // Two commands have this identifier, so the auditor must accept a completion of either.
     post(&mut auditor, 0, 7, 2);
     post(&mut auditor, 1, 7, 2);
     assert_eq!(rules(&auditor), [Rule::CidReused]);

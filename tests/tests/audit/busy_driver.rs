@@ -1,6 +1,6 @@
-//! A busy driver under the auditor's eyes: commands of every size that overlap on two queues and two
-//! namespaces, slow and out of order, some of them lost, aborted or ended by a reset. Buffers are taken
-//! again the moment they come back, so that one which came back too early is shared.
+//! A busy driver, watched by the auditor: commands of every size overlap on two queues and two namespaces. They are
+//! slow and out of order, and some are lost, aborted or ended by a reset. Buffers are used again as soon as they are
+//! free, so that a buffer that was freed too early is shared.
 //!
 //! Every planted bug that a wire can show trips the auditor here (`cargo xtask planted`).
 
@@ -16,7 +16,7 @@ use std::collections::HashMap;
 const SECOND: u64 = 1_000_000_000;
 /// The longest transfer that is asked for; MDTS splits it.
 const MOST: u64 = 128 << 10;
-/// Things done in one run, and commands that have to end in it.
+/// Number of actions in one run, and of commands that have to end in it.
 const ROUNDS: u32 = 5_000;
 const COMMANDS: usize = 150;
 
@@ -51,7 +51,7 @@ fn config() -> Config {
     config
 }
 
-/// Buffers that are free, the one that came back last on top.
+/// Free buffers; the one that was freed last is on top.
 struct Buffers {
     free: Vec<Area>,
     lent: HashMap<u64, Area>,
@@ -101,7 +101,7 @@ fn submit(pair: &mut Pair<'_>, buffers: &mut Buffers) {
     }
 }
 
-/// Aborts a command that is late, and resets the controller where that does not end it.
+/// Aborts a command that is late, and resets the controller if the abort does not end it.
 fn recover(pair: &mut Pair<'_>, queue: usize, cid: Cid) {
     let qid = Qid(queue as u16 + 1);
     let mut attempt = AbortAttempt::new(qid, cid, SECOND);

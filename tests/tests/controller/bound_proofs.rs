@@ -77,7 +77,7 @@ fn a_proof_of_another_controller_ends_nothing() {
     let other = deleted(b.identity(), of_b.close());
     assert_eq!(a.shared().recover(&other), None, "queue 1 of B");
     assert!(of_a.reclaim(&other).is_none());
-    // Its own.
+    // A proof of the queue's controller is accepted.
     assert!(of_a.reclaim(&a.reset()).is_some());
     assert_eq!(a.shared().recover(&a.reset()), Some(1));
     let reset = CommandOutcome::Aborted(AbortReason::ControllerReset);
@@ -101,7 +101,7 @@ fn a_proof_from_before_a_queue_was_made_ends_none_of_its_commands() {
     assert!(later.reclaim(&rig.reset()).is_some());
 }
 
-/// The queue was not restarted: it is the same one to the proof, but the controller runs again.
+/// The queue was not restarted: the proof accepts it as the same queue, but the controller runs again.
 #[test]
 fn a_proof_ends_nothing_once_the_controller_was_enabled() {
     let bar = Properties::new();
@@ -187,7 +187,7 @@ fn a_closed_queue_takes_no_commands() {
     assert!(rig.shared().place(&LoneThread, command).is_ok());
 }
 
-/// The queue's rings are where they were: without a restart the command would never reach the controller.
+/// The queue's rings did not move: without a restart the command would never reach the controller.
 #[test]
 fn a_reclaimed_queue_takes_no_commands_until_it_is_restarted() {
     let rig = Rig::new(2, 1, 0, 0);
@@ -228,7 +228,7 @@ fn only_the_admin_queue_of_the_same_controller_deletes_a_queue() {
     }
 }
 
-/// Registers, admin queue and proof: each step and each proof is of the machine's own controller.
+/// Registers, the admin queue and the proof must all belong to the machine's controller.
 #[test]
 fn a_machine_works_with_one_controller() {
     let (bar, other) = (Properties::new(), Properties::new());

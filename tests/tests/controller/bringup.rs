@@ -152,7 +152,7 @@ fn fewer_queues_than_asked_for_are_negotiated_down() {
         },
         setup,
         |pair| {
-            // Only the doorbells of the queues that exist are there to be mapped: plan the rest away.
+            // Only the doorbells of existing queues are mapped, so the plan contains no other queues.
             pair.io.truncate(2);
             pair.bring_up().unwrap();
             let info = pair.info.as_ref().unwrap();

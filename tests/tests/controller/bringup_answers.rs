@@ -1,4 +1,4 @@
-//! What bring-up asks, and what it makes of the answers: Identify data and statuses by hand.
+//! Checks what bring-up asks, and how it uses the answers: the test chooses Identify data and statuses.
 
 use nvme_core::bringup::{
     BringupConfig, BringupMachine, BringupStep, ControllerInfo, HostMemoryPages, NamespaceInfo,
@@ -19,7 +19,7 @@ const MS: u64 = 1_000_000;
 const START: u64 = 7_000 * MS;
 const PAGE: u64 = 0x8000;
 
-/// A controller by hand: what it answers to the admin commands of bring-up.
+/// A controller that the test controls: its answers to the admin commands of bring-up.
 struct Controller {
     properties: Properties,
     identify: IdentifyController,
@@ -29,14 +29,14 @@ struct Controller {
     namespace: IdentifyNamespace,
     /// A namespace that cannot be identified, and why.
     odd: Option<(u32, Status)>,
-    /// I/O submission and completion queues that it grants.
+    /// Number of I/O submission and completion queues that it grants.
     granted: (u32, u32),
     /// Opcode and feature that it refuses.
     refused: Option<(u8, u8)>,
-    /// Bytes preferred and needed that it wished for, and what it is given.
+    /// Preferred and minimal bytes of its host memory buffer, and the memory that it gets.
     wish: Option<(u64, u64)>,
     gift: Option<HostMemoryPages>,
-    /// Every command that was sent, with the identifier taken out.
+    /// Every command that was sent, without its identifier.
     asked: Vec<Sqe>,
     /// The words that each command found in the page.
     pages: Vec<Vec<u64>>,
@@ -135,7 +135,7 @@ impl Controller {
                 }
                 BringupStep::Wait { until_ns } => {
                     assert!(until_ns > START && until_ns <= START + MS);
-                    // Memory that was not asked for goes nowhere, and no command is left out for it.
+                    // Memory that was not asked for is ignored, and no command is left out because of it.
                     machine.host_memory(Some(other));
                     let sqe = hand.fetch().expect("a machine that waits has asked");
                     let cid = sqe.cid();
@@ -160,7 +160,7 @@ const MEMORY: (u8, u8) = (opcode::SET_FEATURES, fid::HOST_MEMORY_BUFFER);
 const LIST: (u8, u8) = (opcode::IDENTIFY, cns::ACTIVE_NAMESPACES);
 const NAMESPACE: (u8, u8) = (opcode::IDENTIFY, cns::NAMESPACE);
 
-/// What Identify Controller says, by one field at a time.
+/// Changes one field of Identify Controller at a time, and checks that the driver reads it.
 ///
 /// NVMe Base 2.0c, "Identify Controller Data Structure, I/O Command Set Independent".
 #[test]
@@ -251,8 +251,9 @@ fn commands_come_in_order_and_the_first_error_that_matters_ends_them() {
         });
         controller.refused = Some(refused);
         let result = controller.bring_up(BringupConfig::default());
-        // Power states and the host memory buffer are the controller's wishes: it works without. So do queues
-        // and the other namespaces without one that cannot be identified. Without a list each namespace is asked for.
+        // Power states and the host memory buffer are wishes of the controller, which works without them. A namespace
+        // that cannot be identified is skipped; the queues and the other namespaces work. Without the list of
+        // namespaces, each one is asked for.
         if [POWER, MEMORY, LIST, NAMESPACE].contains(&refused) {
             let asked = if refused == LIST { 8 } else { 1 };
             let walked = [&full[..5], &[NAMESPACE; 8][..asked]].concat();
@@ -266,7 +267,7 @@ fn commands_come_in_order_and_the_first_error_that_matters_ends_them() {
     }
 }
 
-/// A table of zeros: no transition is made by itself, whatever the page held before.
+/// The table is zero, whatever the page held before: the controller makes no transition without a request.
 #[test]
 fn power_states_do_not_change_by_themselves() {
     let mut controller = Controller::new();

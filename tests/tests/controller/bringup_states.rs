@@ -1,4 +1,4 @@
-//! Bring-up over properties by hand: every state that a controller may be found in, and each wait.
+//! Bring-up with properties that the test controls: every state in which a controller may be found, and each wait.
 
 use nvme_core::bringup::{BringupConfig, BringupMachine, BringupStep, QueueCapabilities};
 use nvme_core::mem::{CqRing, DmaWords, DoorbellRegister, SqRing};
@@ -45,7 +45,7 @@ fn with_machine(bar: &Properties, test: impl FnOnce(&mut BringupMachine<'_>, &mu
     );
 }
 
-/// When the machine wants to look again: soon, and not in the past.
+/// Returns the time at which the machine wants to look again: soon, and not in the past.
 fn until(step: Result<BringupStep, BringupError>, now_ns: u64) -> u64 {
     let Ok(BringupStep::Wait { until_ns }) = step else {
         panic!("{step:?}")
@@ -141,7 +141,7 @@ fn capabilities_are_what_the_registers_say() {
         assert_eq!(got, expected);
     }
 
-    // CRTO counts only where CAP.CRMS says that it is there, and only when it is not 0.
+    // CRTO counts only if CAP.CRMS announces it, and only if it is not 0.
     for (crms, crto, ms) in [(0, 7, 500), (1, 7, 3_500), (1, 9 << 16, 500), (3, 2, 1_000)] {
         let bar = Properties::new().with_cap(|cap| cap.set_crms(crms));
         bar.crto.set(crto);
@@ -240,7 +240,7 @@ fn a_controller_on_its_way_up_is_disabled_when_it_has_arrived() {
 
 #[test]
 fn each_wait_for_ready_ends_at_its_deadline() {
-    // RDY that does not fall: from an enabled controller, and from one that was on its way up.
+    // RDY does not fall: in a controller that is enabled, and in one that is on its way up.
     for rising in [false, true] {
         let bar = Properties::new();
         bar.follows.set(false);
@@ -312,7 +312,7 @@ fn a_fatal_status_or_an_empty_bus_ends_bring_up_in_each_phase() {
     }
 }
 
-/// Enables a controller whose admin rings are of these sizes at these addresses.
+/// Enables a controller whose admin rings have these sizes and addresses.
 fn enable_with(bar: &Properties, sq: (u32, u64), cq: (u32, u64)) -> Result<(), BringupError> {
     let (sq_cells, cq_cells) = (
         (0..sq.0).map(|_| Default::default()).collect::<Vec<_>>(),
@@ -371,8 +371,8 @@ fn the_admin_queue_is_programmed_before_the_controller_is_enabled() {
     assert_eq!(bar.written(), expected);
 }
 
-/// A controller that came back with other pages or doorbells while it was disabled would look for rings,
-/// lists and doorbells where they are not: it is not enabled. What else it says is taken as it is now.
+/// A controller that returns with other pages or doorbells while it was disabled would look for rings, lists and
+/// doorbells at wrong addresses, so it is not enabled. Its other properties are read again.
 #[test]
 fn a_controller_that_comes_back_with_another_shape_is_not_enabled() {
     let page = |mps| PageSize::from_mps(mps).unwrap();
@@ -419,7 +419,7 @@ fn a_controller_that_comes_back_with_another_shape_is_not_enabled() {
     let (kib4, kib8) = (page(0), page(1));
     assert_eq!(try_with(same, None, larger), refused((kib4, kib8), (0, 0)));
     assert_eq!(try_with(same, None, wider), refused((kib4, kib4), (0, 2)));
-    // What was made for the first one counts, not what the machine found when it was made.
+    // The queues were made for the first controller, and that decides, not what the machine found when it was made.
     let made_for = Some(first);
     assert_eq!(
         try_with(larger, made_for, same),
@@ -464,7 +464,7 @@ fn admin_rings_that_the_controller_cannot_take_are_refused() {
     }
 }
 
-/// Commands of another caller in the admin queue: their ends are not answers, their deadlines not ours.
+/// The admin queue also has commands of another caller: their ends are not answers, and their deadlines do not count.
 #[test]
 fn only_its_own_commands_matter_to_bring_up() {
     let (rig, bar) = (Rig::new(8, 7, 0, 0), Properties::new());

@@ -1,4 +1,5 @@
-//! Configurations of the simulator, from text and by hand: what they mean, and why there is none.
+//! Configurations of the simulator, from text and from code: their meaning, and the reasons why
+//! some are refused.
 
 use nvme_core::spec::{admin, nvm};
 use nvme_sim::config::{NamespaceConfig, parse};

@@ -1,5 +1,4 @@
-//! A proof that memory is the driver's again comes with CSTS.RDY = 0 and never else, whatever the controller
-//! says beside it.
+//! Checks that only CSTS.RDY = 0 proves that memory belongs to the driver again, whatever else the controller says.
 
 use nvme_core::bringup::{self, BringupMachine};
 use nvme_core::mem::DmaWords;
@@ -11,7 +10,7 @@ use nvme_core::{CommandSlot, ControllerIdentity, QueuePair, RegisterAccess};
 use nvme_tests::hand::{QID, Rig};
 use std::cell::{Cell, RefCell};
 
-/// A controller whose status is what a list says, one after the other; the last one stays.
+/// A controller whose status follows a list; the last value is repeated.
 struct Moody {
     statuses: RefCell<Vec<Csts>>,
     cc: Cell<u32>,

@@ -1,4 +1,4 @@
-//! Shutdown over properties by hand: what is written when, and every wait to its deadline.
+//! Shutdown with properties that the test controls: the order of the writes, and every wait to its deadline.
 
 use nvme_core::shutdown::{ShutdownKind, ShutdownMachine, ShutdownStep};
 use nvme_core::spec::Qid;
@@ -74,7 +74,7 @@ fn a_controller_is_shut_down_and_then_disabled() {
     }
 }
 
-/// There is nothing to shut down in a controller that is disabled, or being disabled.
+/// A controller that is disabled, or being disabled, needs no shutdown.
 #[test]
 fn a_controller_that_is_not_enabled_is_only_waited_for() {
     for rdy in [true, false] {
@@ -211,7 +211,7 @@ fn a_ready_bit_that_flickers_does_not_keep_a_shutdown_from_its_end() {
 /// memory, and only RDY = 0 proves that.
 #[test]
 fn a_controller_with_a_fatal_error_is_reset_in_place_of_a_shutdown() {
-    // Before the shutdown, while it becomes ready, and in the middle of the shutdown.
+    // The cases: before the shutdown, while the controller becomes ready, and in the middle of the shutdown.
     for (rdy, steps_before) in [(true, 0), (false, 1), (true, 1)] {
         let (bar, cc) = enabled();
         bar.set_csts(|csts| csts.set_rdy(rdy));
@@ -239,7 +239,7 @@ fn a_controller_with_a_fatal_error_is_reset_in_place_of_a_shutdown() {
         ));
         assert!(machine.was_fatal());
     }
-    // One that does not become disabled either keeps its memory.
+    // A controller that does not become disabled keeps its memory.
     let (bar, _) = enabled();
     bar.set_csts(|csts| csts.set_cfs(true));
     let mut machine = ShutdownMachine::new(ShutdownKind::Abrupt, 50);
@@ -253,7 +253,7 @@ fn a_controller_with_a_fatal_error_is_reset_in_place_of_a_shutdown() {
     );
 }
 
-/// The controller's own time (RTD3E), or 10 s where it tells none, for the shutdown; CAP.TO for RDY to fall.
+/// The time limit of the shutdown is the controller's (RTD3E), or 10 s if it names none; RDY must fall within CAP.TO.
 #[test]
 fn a_shutdown_that_takes_too_long_is_an_error_at_its_deadline() {
     for (given_ms, ms) in [(50, 50), (0, 10_000)] {

@@ -1,4 +1,4 @@
-//! Every kind of fault, and what the driver makes of it: a typed error in time, each command ended once.
+//! Checks how the driver handles every kind of fault: a typed error in time, and each command ended once.
 
 use nvme_core::recovery::{AbortAttempt, RecoveryStep, ResetCause};
 use nvme_core::spec::{Cid, Lba, Nsid, Qid, Status, nvm};
@@ -36,7 +36,7 @@ fn read(pair: &mut Pair<'_>, lba: u64) -> u64 {
     pair.submit(0, nvm::read(NS, Lba(lba), 1), data).unwrap()
 }
 
-/// Submits four reads, the second of which meets the fault, and polls until nothing more comes.
+/// Submits four reads, the second of which meets the fault, and polls until no more completions arrive.
 fn four_reads(pair: &mut Pair<'_>) -> Result<(), ControllerFault> {
     pair.bring_up().unwrap();
     for lba in 0..4 {
@@ -52,7 +52,7 @@ fn four_reads(pair: &mut Pair<'_>) -> Result<(), ControllerFault> {
     Ok(())
 }
 
-/// After a fault: a reset ends whatever had not ended, and the controller works again.
+/// Recovers after a fault: a reset ends every command that has not ended, and the controller works again.
 fn recovers(pair: &mut Pair<'_>) {
     pair.bring_up().unwrap();
     assert_eq!(pair.outstanding(), 0, "a reset leaves nothing in flight");
@@ -116,7 +116,7 @@ fn a_late_completion_ends_an_expired_command_as_late() {
             pair.now_ns += SECOND;
             let expired = pair.io[0].expire(pair.now_ns).unwrap();
             let depth = pair.io[0].depth();
-            // Its slot is quarantined: one command less fits, and no other gets its identifier.
+            // Its slot is quarantined: the queue takes one command less, and no other command gets its identifier.
             for _ in 1..depth {
                 let id = read(pair, 0);
                 assert!(
@@ -165,7 +165,7 @@ fn the_controller_is_done_with_a_buffer_when_the_driver_gets_it_back() {
                     pair.poll(0).unwrap();
                 }
                 assert_eq!(pair.ended.len(), 1);
-                // The driver may unmap it now: nothing reaches for it any more.
+                // The driver may unmap the buffer now: the controller does not access it any more.
                 pair.memory.set_mapped(area, false);
                 for _ in 0..20 {
                     pair.now_ns += SECOND;
@@ -236,7 +236,7 @@ fn an_impossible_queue_head_is_a_fault() {
     }
 }
 
-/// The entry stays unseen, so its command expires; those behind it wait for the reset too.
+/// The entry is not seen, so its command expires; the entries behind it wait for the reset, too.
 #[test]
 fn a_completion_with_the_old_phase_is_not_seen() {
     with_pair(faulty(Fault::WrongPhase, 2), Setup::default(), |pair| {
@@ -290,7 +290,7 @@ fn a_device_that_leaves_the_bus_is_told_apart_from_a_slow_one() {
     });
 }
 
-/// The phase tag before the rest of the entry: dwords 0-1 may be old, the identifier is not.
+/// The phase tag arrives before the rest of the entry: dwords 0-1 may be old, the identifier is not.
 #[test]
 fn a_torn_entry_still_ends_the_right_command() {
     with_pair(faulty(Fault::TornCqe, 2), Setup::default(), |pair| {

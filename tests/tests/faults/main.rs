@@ -1,4 +1,5 @@
-//! What goes wrong, planned and not: faults, loss of power, recovery, bugs of published drivers.
+//! Faults, planned and not: errors of the controller, loss of power, recovery, bugs of published
+//! drivers.
 #![cfg(not(loom))]
 
 mod every_fault;

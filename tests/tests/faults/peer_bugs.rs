@@ -6,7 +6,7 @@ use nvme_core::spec::{Lba, Nsid, Sqe, Status, nvm};
 use nvme_core::{CommandData, CommandOutcome, ControllerFault, DrainResult, MemberCommand};
 use nvme_tests::hand::{Hand, Rig};
 
-/// One of each type, codes odd and even, and every bit.
+/// One status of each type, with odd and even codes, and every bit set in one of them.
 const STATUSES: [u16; 7] = [0x001, 0x080, 0x002, 0x101, 0x281, 0x700, 0x7FFF];
 
 fn command(tag: u32) -> MemberCommand<'static> {

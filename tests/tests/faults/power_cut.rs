@@ -1,4 +1,4 @@
-//! What a power cut keeps and what it takes: flush, FUA and the volatile write cache.
+//! Data that a power cut keeps, and data that it loses: flush, FUA and the volatile write cache.
 
 use nvme_core::spec::{Lba, Nsid, nvm};
 use nvme_core::{AbortReason, CommandData, CommandOutcome};

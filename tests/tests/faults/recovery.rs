@@ -1,4 +1,5 @@
-//! Abort and queue deletion over an admin queue by hand: every answer, and every wait to its end.
+//! Abort and queue deletion over an admin queue that the test controls: every answer, and every
+//! wait to its end.
 
 use nvme_core::recovery::{AbortAttempt, DeletionStep, QueueDeletion, RecoveryStep, ResetCause};
 use nvme_core::spec::{Cid, Qid, Sqe, Status, admin};
@@ -8,7 +9,7 @@ use nvme_tests::hand::{Hand, Rig};
 const MS: u64 = 1_000_000;
 /// An arbitrary time at which the clock stands when an attempt begins.
 const START: u64 = 7_000 * MS;
-/// What Abort's answer, and then the command's completion, may take.
+/// Time limit of Abort's answer, and then of the command's completion.
 const GRACE: u64 = 30 * MS;
 const TARGET: (Qid, Cid) = (Qid(3), Cid(0x1234));
 
@@ -49,7 +50,7 @@ fn abort() -> AbortAttempt {
     AbortAttempt::new(TARGET.0, TARGET.1, GRACE)
 }
 
-/// Steps an attempt; no other completion may come.
+/// Makes a step of an attempt; no other completion may arrive.
 fn step(
     attempt: &mut AbortAttempt,
     admin: &mut Admin<'_>,
@@ -95,7 +96,7 @@ fn a_command_that_has_ended_is_not_aborted() {
 
 #[test]
 fn an_abort_is_over_when_the_command_itself_has_ended() {
-    // Whether the Abort says that it succeeded, did nothing (dword 0 bit 0) or failed.
+    // The answer of Abort: it succeeded, did nothing (dword 0 bit 0) or failed.
     for (status, dw0) in [
         (Status::SUCCESS, 0),
         (Status::SUCCESS, 1),
@@ -115,7 +116,7 @@ fn an_abort_is_over_when_the_command_itself_has_ended() {
     }
 }
 
-/// An answer frees nothing: the command's own completion has its grace from the answer on.
+/// The answer frees nothing: after it the command's completion has its own time limit.
 #[test]
 fn after_the_answer_the_command_has_its_grace() {
     for ends in [false, true] {

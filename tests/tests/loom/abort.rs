@@ -23,7 +23,7 @@ fn answer(rig: &Arc<Rig>, status: Status) -> thread::JoinHandle<()> {
     })
 }
 
-/// The queues are served by a thread each, so the two answers come in any order.
+/// A thread serves each queue, so the two answers arrive in any order.
 #[test]
 fn an_answer_to_abort_frees_nothing() {
     check(

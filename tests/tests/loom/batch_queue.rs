@@ -67,7 +67,7 @@ impl Handover {
     }
 }
 
-/// Submits one command at station 0 and hands it over; the station is this group's.
+/// Submits one command at station 0, which belongs to this group, and hands it over.
 fn begin(of: &Handover) {
     let record = BatchRecord::new(&of.record);
     assert!(record.open());
@@ -141,7 +141,7 @@ struct Batch {
     moved: [AtomicU32; 2],
 }
 
-/// Status of command `number`: each has another one.
+/// Returns the status of command `number`; every command has a different one.
 fn status_of(number: u32) -> Status {
     Status(number as u16 * 2)
 }
@@ -168,7 +168,7 @@ fn end_in_reverse(batch: &Batch) {
     overwriting(|| hand.scribble());
 }
 
-/// Submits a command as one of two members; finds its own status, and what both commands moved.
+/// Submits a command as one of two members; the member finds its own status, and the bytes that both commands moved.
 fn take_part(batch: &Batch, member: Team) {
     let (rank, ends) = (member.rank(), BatchEnds(&batch.words));
     let mut queue = BatchQueue::take(member, batch.rig.memory(), batch.rig.state());

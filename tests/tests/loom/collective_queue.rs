@@ -54,7 +54,7 @@ fn submit_and_leave<const DW0: bool>(rig: &Rig, member: Team) {
     queue.suspend();
 }
 
-/// Reaps until nothing is in flight, and checks dword 0.
+/// Reaps until no command is in flight, and checks dword 0.
 fn end_all<const READS: usize, G: ThreadGroup>(queue: &mut CollectiveQueue<'_, G>) {
     while queue.in_flight() > 0 {
         let taken = queue
@@ -66,7 +66,7 @@ fn end_all<const READS: usize, G: ThreadGroup>(queue: &mut CollectiveQueue<'_, G
     }
 }
 
-/// Every lane submits, the leader rings, all reap until everything has ended; twice.
+/// Every lane submits, the leader rings, and all lanes reap until every command has ended; this happens twice.
 fn rounds<const ROUNDS: u32, const DW0: bool>(rig: &Rig, member: Team) {
     let mut queue = rig.collective(member.clone());
     for round in 0..ROUNDS {
@@ -115,7 +115,7 @@ fn two_lanes_submit() {
             let device = controller(&rig, 2);
             team(2, &rig, |rig, member| {
                 let mut queue = rig.collective(member.clone());
-                // One after the other: the second lane takes what the first one put into the free ring.
+                // The lanes submit in turn: the second lane takes the slot that the first one put into the free ring.
                 for turn in [1, 0] {
                     let wants = member.rank() == turn;
                     submit(&mut queue, wants, member.rank(), false);

@@ -1,5 +1,5 @@
-//! The collective queue under loom: what lanes learn of each other's slots, and of faults. Ranks and slots
-//! are such that one lane reads what another one wrote, for the first time.
+//! The collective queue under loom: how lanes learn of each other's slots and of faults. Ranks and slots are chosen so
+//! that one lane is the first reader of another lane's write.
 
 use loom::thread;
 use nvme_core::group::{LoneThread, ThreadGroup};
@@ -41,7 +41,7 @@ fn team(size: usize, rig: &Arc<Rig>, work: fn(&Rig, Team)) {
     others.into_iter().for_each(|lane| lane.join().unwrap());
 }
 
-/// Reaps until nothing is in flight.
+/// Reaps until no command is in flight.
 fn end_all<G: ThreadGroup>(queue: &mut CollectiveQueue<'_, G>) {
     while queue.in_flight() > 0 {
         let taken = queue.reap::<1>(|end| assert_eq!(end.status, Status::SUCCESS));
@@ -94,7 +94,7 @@ fn a_slot_that_was_put_back_is_taken_by_another_lane() {
                 };
                 let placed = queue.submit(true, |_| first, NEVER);
                 assert_eq!(matches!(placed, Err(SubmitError::Map(_))), member.leads());
-                // One slot is free, the one that was put back.
+                // One slot is free: the one that was put back.
                 let second = queue.submit(!member.leads(), |_| command(2), NEVER);
                 assert_eq!(second.unwrap().is_some(), !member.leads());
                 assert_eq!(queue.in_flight(), 2);
@@ -141,7 +141,7 @@ fn violations_that_one_lane_reads_refuses_all() {
         "the controller posts a protocol violation that one lane reads: every lane hears of it in the same reap",
         Bound::Staged,
         || {
-            // Never freed: members pass from threads that end to others.
+            // The rig is never freed: its members pass from threads that end to other threads.
             let rig: &'static Rig = Box::leak(Box::new(Rig::new(4, 3, 0, START)));
             let mut queue = rig.collective(LoneThread);
             queue.submit(true, |_| command(0), NEVER).unwrap();
@@ -151,8 +151,8 @@ fn violations_that_one_lane_reads_refuses_all() {
             let sqe = hand.fetch().unwrap();
             hand.complete(sqe.cid(), Status::SUCCESS, 0);
             hand.complete(Cid(0x700), Status::SUCCESS, 0);
-            // Who looked at the fault before does not look again: a thread of loom that has waited since
-            // sees what is new.
+            // A member that looked at the fault before does not look again; a thread of loom that has waited since sees
+            // the new value.
             let resumed = Team::of(2)
                 .into_iter()
                 .map(|member| thread::spawn(move || rig.collective(member)));
@@ -260,7 +260,7 @@ fn a_late_command_that_another_lane_reaps() {
                 while hand.look() < 2 {
                     spin();
                 }
-                // The other way round: slot 0 is looked at by the first lane, and its end is read by the second.
+                // The first lane looks at slot 0, and the second lane reads its end.
                 let fetched = [hand.fetch().unwrap(), hand.fetch().unwrap()];
                 for sqe in fetched.into_iter().rev() {
                     hand.complete(sqe.cid(), Status::SUCCESS, 0);

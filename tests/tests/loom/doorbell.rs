@@ -24,7 +24,7 @@ fn a_tail_never_runs_ahead_of_its_entries() {
             let device = Arc::clone(&shared);
             let device = thread::spawn(move || {
                 let (cells, bell) = &*device;
-                // A controller looks when it likes: any tail it sees has to be good. Two looks.
+                // A controller may look at any time, so every tail that it sees has to be right. Two looks are tried.
                 for _ in 0..2 {
                     // Acquire: pairs with the release fence of the driver's doorbell.
                     let tail = bell.load(Order::Acquire, Scope::Sys);

@@ -26,7 +26,7 @@ fn a_late_read_and_a_holder_that_finds_nothing() {
                 thread::spawn(move || {
                     let turn = u64::from(takes == DrainResult::Took(0));
                     stage.wait(turn);
-                    // A load may still find what was there before the completion.
+                    // A load may still find the entry from before the completion.
                     while uncontended(|| rig.shared().drain(&LoneThread)) != takes {
                         spin();
                     }

@@ -1,4 +1,4 @@
-//! The gate under loom: groups that pass and leave, and a host that recovers what they use.
+//! The gate under loom: groups pass and leave, and a host recovers the queues that they use.
 
 use loom::thread;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, spin};
@@ -6,8 +6,8 @@ use nvme_gpu_kernel::gate::{AdmissionGate, GateReference, GateRefusal, words};
 use nvme_tests::model::{Bound, check};
 use std::sync::Arc;
 
-/// A gate, and a word behind it: groups store to it, also at the same time; the host reads it as settled, which
-/// fails the model beside any store that is not ordered with it.
+/// A gate, and a word behind it: groups store to it, possibly at the same time. The host reads it non-atomically, which
+/// fails the model if a store is not ordered before the read.
 struct Yard {
     words: Vec<AtomicU32>,
     queues: AtomicU64,
@@ -76,7 +76,7 @@ fn a_station_that_changes_hands() {
             let yard = Arc::new(Yard::new(1));
             let other = yard.clone();
             let groups = thread::spawn(move || {
-                // One after the other, as the claim of a station orders them.
+                // The two uses follow each other, as the claim of a station orders them.
                 let _ = other.use_queues(0);
                 let _ = other.use_queues(0);
             });
@@ -107,8 +107,8 @@ fn a_recovery_and_a_gate_that_is_shut_for_good() {
     );
 }
 
-/// A group leaves with commands in flight and comes back, beside a recovery: with the epoch that it left with it finds the
-/// queues as it left them.
+/// A group leaves with commands in flight and returns, beside a recovery: if the epoch is the one in which it left, the
+/// queues are unchanged.
 #[test]
 fn a_group_that_comes_back_knows_of_a_recovery() {
     check(
@@ -171,7 +171,7 @@ impl Station {
         }
     }
 
-    /// One of two groups, which have passed.
+    /// Uses the queues as one of two groups that have passed.
     fn act(&self, lost: bool) {
         self.yard.queues.store(1, Order::Relaxed, Scope::Sys);
         self.party().leave(1, lost);
@@ -219,7 +219,7 @@ fn a_party_passes_or_the_host_sees_it() {
             });
             let other = station.clone();
             let group = thread::spawn(move || {
-                // One party after the other, as the claim of a station orders them.
+                // One party follows the other, as the claim of a station orders them.
                 for _ in 0..2 {
                     if other.party().enter(1) {
                         other.act(false);

@@ -1,4 +1,5 @@
-//! A completion is decided on its phase tag: what comes with it must be whole, the moved data too.
+//! The phase tag says that a completion is there: the other words of the entry must be complete then, and the moved
+//! data, too.
 
 use loom::sync::Arc;
 use loom::thread;

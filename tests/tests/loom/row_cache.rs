@@ -1,5 +1,4 @@
-//! Lines of a row cache under loom: readers that copy out of a line, fillers that copy into it, and writes that make
-//! it stale.
+//! Lines of a row cache under loom: readers copy out of a line, fillers copy into it, and writes make it stale.
 
 use loom::cell::UnsafeCell;
 use loom::thread;
@@ -8,7 +7,7 @@ use nvme_gpu_kernel::row_cache::{RowCache, WAYS, epoch};
 use nvme_tests::model::{Bound, check};
 use std::sync::Arc;
 
-/// One set, of which a single line is free: the others are pinned for good.
+/// One set in which a single line is free: the other lines are pinned for good.
 struct Set {
     states: Vec<AtomicU32>,
     ids: Vec<AtomicU64>,
@@ -19,14 +18,14 @@ struct Set {
     bytes: UnsafeCell<()>,
     /// The drive's row: a bit for each write.
     drive: AtomicU32,
-    /// How many writes of the host and of the GPU have ended.
+    /// Number of ended writes, of the host and of the GPU.
     by_host: AtomicU32,
     by_gpu: AtomicU32,
 }
 
 impl Set {
     fn new() -> Self {
-        // A reader that never unpins: nothing claims these lines.
+        // Such a reader never unpins, so these lines are never claimed.
         let pinned = 4;
         Self {
             states: (0..WAYS as u32)
@@ -125,8 +124,8 @@ fn a_gather_sees_the_write_before_it_whichever_side_wrote() {
         Bound::Preemptions(2),
         || {
             let set = Arc::new(Set::new());
-            // A drive carries commands out one after the other: a read that changes nothing sees the newest, and who
-            // waits for a command comes after all before it.
+            // A drive carries out commands one after the other. A read, modelled as an atomic operation that changes
+            // nothing, sees the newest write; a thread that waits for a command is ordered after everything before it.
             let of_drive = |set: &Set| u64::from(set.drive.fetch_or(0, Order::AcqRel, Scope::Sys));
             let (host, gpu) = (set.clone(), set.clone());
             let by_host = thread::spawn(move || {

@@ -15,7 +15,7 @@ const NEVER: u64 = u64::MAX;
 /// The last position before the wrap of 32 bits at which a queue of 2 or 4 entries can begin.
 const BEFORE_WRAP: u32 = 0u32.wrapping_sub(8);
 
-/// Drains and tries to place a command, twice.
+/// Drains, then tries to place a command; does this twice.
 fn place_soon(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Option<CommandToken> {
     for _ in 0..2 {
         queue.drain(&LoneThread);
@@ -211,7 +211,7 @@ fn the_position_of_a_slot_holder_is_free() {
             let first = place(&rig.shared(), 0, 0);
             let device = controller(&rig, 3);
             let other = rig.clone();
-            // Whoever comes first takes the other entry, and the second one that of the first command.
+            // The thread that is first takes the free entry; the other one takes the first command's.
             let other = thread::spawn(move || {
                 let queue = other.shared();
                 let token = place_soon(&queue, 1, 1);
@@ -221,7 +221,7 @@ fn the_position_of_a_slot_holder_is_free() {
             let mine = place_soon(&queue, 2, 2);
             let others = other.join().unwrap().map(CommandToken::from_words);
             finish(&queue, &first, 0);
-            // Those who found no slot get one now: all have three.
+            // Threads that found no slot get one now: all have three.
             for (token, number) in [(others, 1), (mine, 2)] {
                 let token = match token {
                     Some(token) => token,
@@ -279,7 +279,7 @@ fn a_full_queue_refuses_and_recovers() {
                 Err(error) => {
                     assert_eq!(error, SubmitError::QueueFull);
                     other.join().unwrap();
-                    // Now it has ended: the claim succeeds.
+                    // The command has ended, so the claim succeeds.
                     let token = queue.place(&LoneThread, command(1, 1)).unwrap();
                     queue.ring(&LoneThread);
                     finish(&queue, &token, 1);
@@ -313,7 +313,7 @@ fn a_timeout_while_the_completion_is_drained() {
                 Ok(end) => assert_eq!(end, (CommandOutcome::Completed(Status::SUCCESS), 5)),
                 Err((error, token)) => {
                     assert_eq!(error, WaitError::TimedOut);
-                    // Its slot or its cell, unless it has ended meanwhile.
+                    // The command keeps its slot or its cell after the timeout, unless it has ended meanwhile.
                     let ended = queue.poll(&token).is_some();
                     assert!(ended || queue.state().in_flight() <= 1);
                     finish(&queue, &token, 5);
@@ -360,7 +360,7 @@ fn a_slot_that_was_never_used_meets_an_entry_that_was() {
             let rig = Arc::new(Rig::new(4, 2, 2, 0));
             let other = rig.clone();
             let other = thread::spawn(move || {
-                // In the other word's slot: cell 1 asks for slot 1.
+                // The slot is in the other word: cell 1 asks for slot 1.
                 let token = other.shared().place(&LoneThread, command(9, 1));
                 token.map(CommandToken::words).ok()
             });
@@ -427,7 +427,7 @@ fn the_host_takes_over_from_a_kernel() {
                 })
             });
             let tokens = kernel.map(|thread| CommandToken::from_words(thread.join().unwrap()));
-            // The host: a queue of its own over the same words.
+            // The host makes its own queue over the same words.
             let queue = rig.shared();
             for (token, number) in tokens.into_iter().zip(0..) {
                 let end = queue.wait(&Looks::default(), token, NEVER).unwrap();

@@ -61,7 +61,7 @@ fn two_lanes_ring_for_another() {
             let device = thread::spawn(move || glance(&device));
             let other = rig.clone();
             let other = thread::spawn(move || {
-                // One for each lane to find.
+                // Each lane finds one of these two commands.
                 for cell in [0, 1] {
                     let _token = other
                         .shared()

@@ -1,5 +1,5 @@
-//! The shared queue under loom, in schedules of which a part is given: what each `sync` of a group is for,
-//! and the ring lock's last round. Stages order nothing by themselves; only what the queue orders counts.
+//! The shared queue under loom, in partly fixed schedules: what each `sync` of a group is needed for, and the ring
+//! lock's last round. Stages order no memory; only the queue's operations do.
 
 use loom::thread;
 use nvme_core::group::{LoneThread, ThreadGroup};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 const NEVER: u64 = u64::MAX;
 
-/// Runs `lane` as the members of a team, each in a thread of its own.
+/// Runs `lane` as the members of a team, each in its own thread.
 fn lanes<const SIZE: usize>(
     rig: &Arc<Rig>,
     stage: &Stage,
@@ -41,7 +41,7 @@ fn drain(rig: &Rig, group: &impl ThreadGroup, count: u32) {
     }
 }
 
-/// Completes what was fetched as `cdw10` says.
+/// Completes the fetched commands with the status that `cdw10` gives.
 fn complete(hand: &mut Hand<'_>) {
     let sqe = hand.fetch().expect("a command");
     hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
@@ -250,8 +250,9 @@ fn give_back(rig: &Rig, hand: &mut Hand<'_>, head: u32) {
     }
 }
 
-/// Three lanes take all but one entry of a quarter, another thread that one, in one pass; a fifth one gives the
-/// quarter back. After a second pass loom would let the giver acquire what the other thread has met in the first.
+/// Three lanes take all but one entry of a quarter, and another thread takes that one, in one pass; a fifth one frees
+/// the quarter. After a second pass loom would let the thread that frees acquire what the other thread has met in the
+/// first.
 fn before_the_next_holder(
     property: &'static str,
     place: fn(&SharedQueue<'_>, u32, u32) -> CommandToken,
@@ -274,7 +275,7 @@ fn before_the_next_holder(
             told.wait(2);
             let mut hand = Hand::resumed(&others, 4, 4);
             give_back(&others, &mut hand, 4);
-            // What the lanes took; the entries after it they saw empty (docs/memory-model.md).
+            // The lanes took these entries; the entries after them were empty (docs/memory-model.md).
             overwriting(|| hand.scribble_before(3));
         });
         stage.wait(1);
@@ -299,7 +300,7 @@ fn a_slot_that_was_refused_is_handed_on() {
             let (rig, stage) = (Arc::new(Rig::new(2, 1, 1, 0)), Stage::default());
             let (others, told) = (rig.clone(), stage.clone());
             let other = thread::spawn(move || {
-                // Pages as many as the list has words for, and an odd one behind them.
+                // The pages fill the words of the list, and one more page follows.
                 let pages = [0x1000, 0x2000, 0x3000, 0x4001].map(nvme_core::spec::Iova);
                 let data = CommandData::Pages {
                     pages: &pages,
@@ -322,7 +323,7 @@ fn a_slot_that_was_refused_is_handed_on() {
     );
 }
 
-/// Asks the ring lock's holder to look again, as a thread that has placed something does.
+/// Asks the ring lock's holder to look again, as a thread that has placed a command does.
 fn keep_asking(rig: &Rig, at_last: impl Fn()) -> impl Fn(Telling) {
     let calls = Cell::new(0);
     move |what| {

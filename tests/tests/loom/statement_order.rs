@@ -1,6 +1,6 @@
-//! A command's way with its parts in different threads: who places does not ring, who rings does not drain, and
-//! what is submitted before a reap is published by the ring after it. The order of statements matters here, not
-//! the orders of single operations alone.
+//! One command handled by several threads: the thread that places does not ring, the thread that rings does not drain,
+//! and a command that is submitted before a reap is published by the ring after it. These models test the order of
+//! statements, not the orders of single operations alone.
 
 use loom::thread;
 use nvme_core::DrainResult;

@@ -1,4 +1,4 @@
-//! Strips that pass through stages under loom: a group that fills them and one that uses them, and groups that end.
+//! Strips that pass through stages under loom: one group fills them, one uses them, and groups end.
 
 use loom::cell::UnsafeCell;
 use loom::thread;

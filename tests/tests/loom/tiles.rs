@@ -49,7 +49,7 @@ fn numbered(number: u32) -> MemberCommand<'static> {
     MemberCommand::new(sqe, CommandData::None, number).wanting_dw0(true)
 }
 
-/// Fetches what the doorbell shows, whole.
+/// Fetches every entry that the doorbell shows, and checks that it is complete.
 fn fetch_all(hand: &mut Hand<'_>) -> u32 {
     let waiting = hand.look();
     for _ in 0..waiting {
@@ -74,7 +74,8 @@ fn eight_lanes_publish_for_one_who_rings() {
                 }
             });
             let (device, ready) = (rig.clone(), stage.clone());
-            // Not this thread, which has seen the marks when it made them: it would wait until it sees more.
+            // This thread does not ring, because it has seen the marks when it made them: it would wait until it sees
+            // more.
             let device = thread::spawn(move || {
                 ready.wait(1);
                 device.shared().ring(&LoneThread);

@@ -20,7 +20,7 @@ fn an_event_that_is_not_the_newest_is_read_whole_or_not_at_all() {
                     TraceRing::new(&writer[..]).record(TraceEvent::from_words([number; 2]));
                 }
             });
-            // Begun second: it meets everything that the writer does, early or late.
+            // The reader is the second thread, so that it meets each action of the writer, early or late.
             let seen = words.clone();
             let reader = thread::spawn(move || {
                 let ring = TraceRing::new(&seen[..]);

@@ -1,4 +1,4 @@
-//! No module imports itself by way of others: the import graph of each listed crate has no cycle.
+//! Checks that no module imports itself through others: the import graph of each listed crate has no cycle.
 //!
 //! A node is a file. File A imports file B when a path of A (`crate::`, `super::`, `self::`, or one that
 //! begins with a child module) names an item of B; a re-export (`pub use`) stands for the file that it
@@ -123,11 +123,12 @@ struct Named {
 #[derive(Default)]
 struct File {
     named: Vec<Named>,
-    /// Names that are exported from here, and what they stand for.
+    /// Names that this file exports, each with the item that it names.
     exports: BTreeMap<String, Module>,
 }
 
-/// Reads the tree of a path from `at` on, behind `before`: each leaf with its local name; the place behind.
+/// Reads the tree of a path from `at` on, with the prefix `before`. Returns each leaf with its local name, and the
+/// position behind the tree.
 fn tree(
     tokens: &[(String, usize)],
     mut at: usize,
@@ -232,7 +233,7 @@ impl File {
                     for (path, local) in leaves {
                         let path = without_inline(path, inline.len());
                         let Some(path) = absolute(&path, module, modules) else {
-                            // Of another crate, but not an item of this module.
+                            // The item belongs to another crate, so it is no item of this module.
                             if exported {
                                 file.exports.insert(local, Vec::new());
                             }
@@ -269,7 +270,7 @@ impl File {
             }
             at += 1;
         }
-        // What a file both exports and uses, it imports.
+        // A name that a file both exports and uses is an import.
         for (name, path) in &file.exports {
             if let Some(line) = used.get(name.as_str())
                 && !path.is_empty()
@@ -282,7 +283,7 @@ impl File {
     }
 }
 
-/// `path` as it would be written outside the `depth` modules inside the file.
+/// Returns `path` as it would be written outside the `depth` modules inside the file.
 fn without_inline(mut path: Module, depth: usize) -> Module {
     for _ in 0..depth {
         if path.first().is_some_and(|part| part == "super") {
@@ -295,7 +296,7 @@ fn without_inline(mut path: Module, depth: usize) -> Module {
     path
 }
 
-/// For each module those that it imports, with the first line that does.
+/// For each module its imports, each with the first line that has it.
 struct Graph(BTreeMap<Module, BTreeMap<Module, usize>>);
 
 impl Graph {
@@ -369,7 +370,8 @@ fn owner(path: &Module, files: &BTreeMap<&Module, File>, hops: usize) -> Option<
     let len = (0..=path.len()).rev().find(known)?;
     let module = path[..len].to_vec();
     let Some(name) = path.get(len) else {
-        // A module by its name, as in `use crate::pci;`: what is used of it is named elsewhere, so count it.
+        // A module is imported by its name, as in `use crate::pci;`: the used items are named elsewhere, so the module
+        // itself counts.
         return Some(module);
     };
     assert!(hops < 20, "exports of {} go round", path.join("::"));

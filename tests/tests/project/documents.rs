@@ -1,4 +1,4 @@
-//! The documents hold together: the book has every page, links lead somewhere, lines are short.
+//! Checks the documents: the book has every page, links lead to existing targets, lines are short.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -16,7 +16,7 @@ fn root() -> PathBuf {
 /// Written by `cargo xtask record` and `cargo xtask results`; empty before the first recorded run.
 const RESULTS: &str = "docs/results";
 
-/// Pages by their paths from the root: those of docs, and those of the root itself.
+/// Returns the paths of all pages from the root: pages of docs, and pages in the root.
 fn pages() -> Vec<String> {
     let mut found = Vec::new();
     let mut folders = vec![root().join("docs")];
@@ -110,7 +110,7 @@ fn normal(path: &Path) -> PathBuf {
     parts
 }
 
-/// What is wrong with a link of `page` to `target`.
+/// Returns what is wrong with a link of `page` to `target`; `None` if nothing is.
 fn broken(page: &str, target: &str) -> Option<String> {
     if target.contains("://") || target.starts_with("mailto:") {
         return None;
@@ -241,7 +241,7 @@ fn figures_are_what_their_script_draws() {
     }
 }
 
-/// Lines of a decision: one page.
+/// Most lines of a decision, about one page.
 const DECISION_LINES: usize = 60;
 
 /// The parts of a decision, in their order.
@@ -253,7 +253,7 @@ const DECISION_PARTS: [&str; 5] = [
     "\n## Consequences\n",
 ];
 
-/// Names what a decision lacks of the template: its number, its parts in order, its length.
+/// Returns what a decision lacks of the template: its number, its parts in order, its length.
 fn decision_faults(number: u32, text: &str) -> Vec<String> {
     let mut faults = Vec::new();
     if !text.starts_with(&format!("# {number}. ")) {

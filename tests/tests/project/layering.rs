@@ -44,7 +44,7 @@ fn report(offenders: Vec<String>) {
     assert!(offenders.is_empty(), "\n{}", offenders.join("\n"));
 }
 
-/// The auditor trusts neither side: the wire types are all that it depends on.
+/// The auditor trusts neither side: it depends only on the wire types.
 #[test]
 fn the_auditor_depends_on_the_wire_types_alone() {
     let manifest = fs::read_to_string(root().join("sim/auditor/Cargo.toml")).unwrap();
@@ -92,7 +92,7 @@ fn dependencies_point_one_way() {
     }
 }
 
-/// Within the driver, the folders that reach a controller know nothing of the controller that works.
+/// In the driver, the folders that access a controller import nothing of the running controller.
 #[test]
 fn the_folders_of_the_driver_point_one_way() {
     for (folder, banned) in [
@@ -112,7 +112,7 @@ fn the_folders_of_the_driver_point_one_way() {
     }
 }
 
-/// Whether `line` names the module `folder` of the crate's root.
+/// Returns whether `line` names the module `folder` of the crate's root.
 fn names_folder(line: &str, folder: &str) -> bool {
     let mut paths = line.split("crate::").skip(1);
     paths.any(|path| {
@@ -174,7 +174,7 @@ fn no_function_is_longer_than_the_longest_today() {
     report(offenders);
 }
 
-/// What links the host library gets none of what only the tool needs: command line, charts, progress.
+/// Programs that link the host library get no dependency that only the tool needs: command line, charts, progress.
 #[test]
 fn the_host_library_is_free_of_what_only_the_tool_needs() {
     let tree = |package: &str| {
@@ -219,7 +219,7 @@ fn the_host_library_is_free_of_what_only_the_tool_needs() {
     }
 }
 
-/// Where unsafe code may be written. A longer list is its own commit, with its reason.
+/// Files in which unsafe code may be written. A longer list needs its own commit with a reason.
 const UNSAFE_MODULES: [&str; 91] = [
     "nvme-core/src/handoff.rs",
     "nvme-core/tests/handoff.rs",
@@ -240,11 +240,11 @@ const UNSAFE_MODULES: [&str; 91] = [
     "host-shell/driver/src/dma/shared.rs",
     // A function that each child of a fork calls.
     "host-shell/driver/src/process_mark.rs",
-    // ioctls that describe a file: the kernel is given addresses of structures.
+    // ioctls that describe a file: the kernel gets addresses of structures.
     "host-shell/files/src/files/mounted/ioctl.rs",
-    // What a loop device lies on, and whose open files a thread has: no file of the kernel says either.
+    // ioctls that name the file below a loop device and the open files of a thread: no file of the kernel lists either.
     "host-shell/driver/src/sysfs/usage/calls.rs",
-    // The kernel is given addresses of slots: submission entries of io_uring are raw.
+    // The kernel gets addresses of slots: submission entries of io_uring are raw.
     "host-shell/store/src/file/uring.rs",
     // Gathers get GPU memory by its address.
     "host-shell/store/src/gds.rs",
@@ -253,10 +253,10 @@ const UNSAFE_MODULES: [&str; 91] = [
     "host-shell/store/src/on_gpu.rs",
     "host-shell/files/src/loader/on_gpu.rs",
     "host-shell/files/src/loader/verifier.rs",
-    // So are the ways of `bench --paths`, which fill pinned memory besides.
+    // The benches of `bench --paths` do, too, and they fill pinned memory.
     "host-shell/bench/src/paths/on_gpu.rs",
     "host-shell/bench/src/rows_on_gpu.rs",
-    // Launches kernels over its own memory and that of layers.
+    // These files launch kernels over their own memory and over memory of layers.
     "host-shell/models/examples/experts.rs",
     "host-shell/compute/examples/resident.rs",
     "host-shell/examples/small_gathers.rs",
@@ -387,7 +387,7 @@ fn packages() -> Vec<(String, String)> {
     members.split('"').skip(1).step_by(2).map(read).collect()
 }
 
-/// Cargo would compile it a second time for nothing, and with `test = false` it would run none of them.
+/// Such a target would be compiled a second time for nothing, and with `test = false` none of its tests would run.
 #[test]
 fn a_library_without_unit_tests_has_none() {
     let mut offenders = Vec::new();
@@ -416,7 +416,7 @@ fn every_package_takes_the_lints_of_the_workspace() {
     }
 }
 
-/// Atomics come from `nvme_core::sync` alone: the NVPTX back end drops the order of the others.
+/// The core uses the atomics of `nvme_core::sync` alone: the NVPTX back end drops the memory order of other atomics.
 #[test]
 fn the_core_takes_its_atomics_from_one_place() {
     let mut offenders = Vec::new();

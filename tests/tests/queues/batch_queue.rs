@@ -11,7 +11,7 @@ use nvme_tests::team::{Paused, Team};
 use std::cell::Cell;
 use std::sync::Mutex;
 
-/// No Such Namespace, with Do Not Retry.
+/// The status No Such Namespace, with Do Not Retry.
 const REFUSED: Status = Status(0x400B);
 
 fn words(size: usize) -> Vec<AtomicU32> {
@@ -25,7 +25,7 @@ fn status_of(number: u32) -> Status {
     }
 }
 
-/// Fetches what is there and completes some of it, in any order, but no command whose number is `dropped`.
+/// Fetches new commands and completes some of them, in any order, but no command whose number is `dropped`.
 struct Controller<'r> {
     hand: Hand<'r>,
     held: Vec<(u32, Cid)>,
@@ -118,7 +118,7 @@ fn every_member_gets_the_end_of_its_own_command() {
     }
 }
 
-/// One group submits a batch and goes away; the next one waits for it, and submits again.
+/// One group submits a batch and leaves; the next one waits for it, and submits again.
 #[test]
 fn a_batch_is_finished_by_another_group() {
     for size in SIZES {

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 
 pub const FOREVER: u64 = 1_000_000_000;
 
-/// Sizes of teams: one thread, a pair, an tile, a warp.
+/// Sizes of teams: one thread, a pair, a tile, a warp.
 pub const SIZES: [usize; 4] = [1, 2, 8, 32];
 
 /// First positions: the beginning, and a little before the wrap of 16, 31 and 32 bits.
@@ -26,7 +26,7 @@ pub fn command(number: u32) -> MemberCommand<'static> {
     MemberCommand::new(sqe, CommandData::None, number).wanting_dw0(number.is_multiple_of(3))
 }
 
-/// Fetches what is there and completes some of it in any order: at least one, if there is any.
+/// Fetches new commands and completes some of them in any order: at least one, if there is any.
 pub fn serve(hand: &mut Hand<'_>, held: &mut Vec<Sqe>, rng: &mut Rng) {
     while let Some(sqe) = hand.fetch() {
         let number = sqe.cdw10;
@@ -177,7 +177,8 @@ fn only_the_leader_rings() {
     });
 }
 
-/// With gaps between them, what a member read ahead in the free ring is another's.
+/// The submitting members have gaps between them, so a value that one member read ahead in the free ring belongs to
+/// another member.
 #[test]
 fn members_that_submit_need_not_be_neighbours() {
     let wants = |rank: u32, round: u32| (rank * 5 + round).is_multiple_of(3);

@@ -70,7 +70,8 @@ fn violations_refuses_the_queue_and_the_honest_completions_with_it_count() {
     }
 }
 
-/// NVMe Base 2.0c, "SQ Head Pointer": the head when the completion was made, which may be before another was posted.
+/// NVMe Base 2.0c, "SQ Head Pointer": the head is the one at the time when the completion was made, which may be before
+/// another was posted.
 #[test]
 fn a_head_may_be_older_than_one_before() {
     for size in SIZES {
@@ -264,7 +265,7 @@ fn members_beyond_the_slots_report_nothing_late() {
 #[test]
 fn a_bad_buffer_costs_nothing_and_the_others_go_on() {
     for size in SIZES {
-        // As many slots as members: a lost one would be missed at once.
+        // There are as many slots as members, so that a lost slot is missed at once.
         let rig = Rig::new(64, size as u32, 0, STARTS[3]);
         let hand = Mutex::new(Hand::new(&rig));
         Team::run(size, |team| {

@@ -1,5 +1,5 @@
-//! A queue with an owner whose kernel died: every command has ended after recovery, none has two ends, and what a
-//! kernel had taken without passing it on has none but that.
+//! A queue whose owner's kernel died: after recovery every command has ended, none has two ends, and a completion that
+//! a kernel had taken without passing it on is lost.
 
 use crate::shared_cells::Meets;
 use nvme_core::group::LoneThread;
@@ -57,7 +57,7 @@ fn no_command_has_two_ends_wherever_a_kernel_died() {
             assert!(ends == 1 || died.is_err(), "meeting {meeting}: tag {tag}");
             without_an_end += u32::from(ends == 0);
         }
-        // Nothing is in flight: every slot can be used.
+        // No command is in flight, so every slot can be used.
         let mut queue = rig.collective(LoneThread);
         for tag in 0..SLOTS {
             let placed = queue.submit(true, |_| command(tag), FOREVER);

@@ -10,7 +10,7 @@ use nvme_tests::hand::{Hand, QID, Rig};
 
 /// Sizes at both ends, and the smallest one that has quarters.
 const SIZES: [u32; 4] = [2, 4, 8, 65_536];
-/// Where positions lose a bit: in 16 bits, in the drain word, in signed and in unsigned comparisons.
+/// Positions at which a counter loses a bit: in 16 bits, in the drain word, in signed and in unsigned comparisons.
 const WRAPS: [u64; 4] = [1 << 16, 1 << 28, 1 << 31, 1 << 32];
 /// Clocks, in ticks of 1,024 ns: their lower 32 bits are 0 or change their sign here (37 and 73 minutes).
 const TICKS: [u64; 4] = [1 << 31, 1 << 32, 3 << 31, 1 << 40];
@@ -43,7 +43,7 @@ fn slots(entries: u32) -> u32 {
     (entries - 1).min(nvme_core::MAX_IN_FLIGHT)
 }
 
-/// Two passes and a little more: past the wrap.
+/// Returns the number of commands of two passes and a little more, past the wrap.
 fn commands(entries: u32) -> u32 {
     2 * entries + 5
 }
@@ -135,7 +135,8 @@ fn a_shared_queue_goes_round_rings_of_every_size_at_every_position() {
                         turns < 1_000,
                         "{entries} from {start}: command {ended} does not end"
                     );
-                    // As many as fit: completions are freed by quarters of the ring.
+                    // Completes as many commands as the ring has room for: completions are freed by quarters of the
+                    // ring.
                     let mut posted = 0;
                     while hand.has_room() {
                         let Some(sqe) = hand.fetch() else { break };
@@ -204,7 +205,7 @@ fn a_collective_without_deadlines_expires_nothing() {
         assert_eq!(queue.expire(now_ns, |_| ()), 0, "at {now_ns:#x} ns");
     }
     assert_eq!(queue.expire(u64::MAX, |_| ()), 0);
-    // The tick that stands for none: such a deadline passes all the same.
+    // This tick means "no deadline", yet such a deadline passes, too.
     let at = (1 << 32) * TICK_NS;
     assert!(queue.submit(true, |_| command(1, 8), at).is_ok());
     assert_eq!(queue.expire(at - 1, |_| ()), 0);

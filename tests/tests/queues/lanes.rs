@@ -1,5 +1,5 @@
-//! A shared queue whose users get in each other's way: lanes that want different things, and threads
-//! that come while another one is at it.
+//! A shared queue whose users interfere: lanes that want different things, and threads that arrive while another one
+//! works on the queue.
 
 use nvme_core::group::BusTraffic::{self, CqLoads};
 use nvme_core::group::{ExecContext, GroupOp, LoneThread, ThreadGroup};
@@ -18,7 +18,7 @@ use std::sync::Mutex;
 
 pub(crate) const FOREVER: u64 = 3_600_000_000_000;
 
-/// A command that carries its cell's number, and wants it back as dword 0.
+/// Returns a command that carries its cell's number; dword 0 of its completion must be that number.
 pub(crate) fn command(cell: u32) -> MemberCommand<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     sqe.cdw10 = cell;
@@ -29,8 +29,7 @@ pub(crate) fn done(cell: u32) -> (CommandOutcome, u32) {
     (CommandOutcome::Completed(Status::SUCCESS), cell)
 }
 
-/// Whoever rings does not do so for ever for those who keep coming; what is left is rung by those who
-/// wait for it.
+/// A thread that rings does not do so for ever while others keep asking; the waiting threads ring for what is left.
 #[test]
 fn a_ring_ends_though_others_keep_asking() {
     let rig = Rig::new(256, 255, 255, 0);
@@ -55,7 +54,7 @@ fn a_ring_ends_though_others_keep_asking() {
         rung < placed,
         "{rung} of {placed}: the last one came too late"
     );
-    // The lock is free: anyone can ring for the rest.
+    // The lock is free: any thread can ring for the remaining commands.
     let here = Paused::new(|| ());
     assert_eq!(queue.help_out(&here), DrainResult::Took(0));
     assert_eq!(hand.look(), placed);
@@ -133,7 +132,7 @@ fn lanes_that_submit_together_wait_for_a_slot_in_turn() {
     }
 }
 
-/// The last command ends long after the others: all lanes come back then, each with its own result.
+/// The last command ends long after the others: all lanes return then, each with its own result.
 #[test]
 fn lanes_that_wait_together_return_together() {
     const LAST: u32 = 2;
@@ -165,7 +164,7 @@ fn lanes_that_wait_together_return_together() {
     assert_eq!(ends, [0, 1, 2].map(done));
 }
 
-/// A lane that records what happens to its command; its clock is the number of its pauses.
+/// A lane that records the events of its command; its clock is the number of its pauses.
 pub(crate) struct Recorder<'a, F> {
     pub(crate) lane: Lane<'a, F>,
     pub(crate) log: &'a Mutex<Vec<(u32, TraceEvent)>>,
@@ -190,8 +189,8 @@ impl<F: Fn(u32)> ExecContext for Recorder<'_, F> {
     }
 }
 
-/// Two lanes with a command each until `limit`, recorded: the controller answers the second one's at once, and
-/// the first one's when it sees `answers_when` in the log. Which of them completed, and the log.
+/// Runs two lanes with a command each until `limit`, and records them: the controller answers the second lane's command
+/// at once, and the first lane's when it sees `answers_when` in the log. Returns which of them completed, and the log.
 fn recorded(
     in_one: bool,
     limit: u64,
@@ -225,8 +224,8 @@ fn recorded(
     (ends, log.into_inner().unwrap())
 }
 
-/// A lane's command has its end recorded when the lane sees it, not when the last of the lanes that wait
-/// together need not wait: by then the identifier may have been used again.
+/// The end of a lane's command is recorded when the lane sees it, not when the lanes that wait together return: by then
+/// the identifier may have been used again.
 #[test]
 fn an_end_is_recorded_when_it_is_seen() {
     const LIMIT: u64 = 10_000;
@@ -286,8 +285,8 @@ fn what_a_reset_ends_is_recorded_as_reclaimed() {
     }
 }
 
-/// All words of free slots but one are empty: a team finds that one wherever it begins to look, and
-/// its members get what is there in the order of their ranks.
+/// All words of free slots but one are empty. A team finds that one from any starting point, and its members get the
+/// slots in the order of their ranks.
 #[test]
 fn a_team_finds_the_last_free_slots() {
     const SLOTS: u32 = 128;
@@ -365,7 +364,7 @@ fn a_team_takes_its_slots_out_of_two_words() {
     }
 }
 
-/// One thread gets the only free slot, wherever it begins to look and whatever it guesses.
+/// One thread gets the only free slot, from any starting point and with any guess.
 #[test]
 fn a_thread_finds_the_only_free_slot() {
     for slot in [0, 5, 63, 64, 127] {
@@ -419,7 +418,7 @@ fn a_team_rings_nothing_that_was_not_published() {
     }
 }
 
-/// One thread has a position and has not published its command yet: those behind it are not rung before.
+/// One thread has a position and has not published its command yet: the team does not ring for the positions behind it.
 #[test]
 fn a_team_rings_nothing_beyond_a_gap() {
     const SLOW: u32 = 62;
@@ -457,7 +456,7 @@ fn a_team_rings_nothing_beyond_a_gap() {
     assert_eq!(fetched, Vec::from_iter(all));
 }
 
-/// However many completions a look finds, in each lap: every command has its own end.
+/// Any number of completions in one look, in each lap: every command has its own end.
 #[test]
 fn a_look_at_many_completions_ends_each_command_with_its_own() {
     let rig = Rig::new(128, 31, 31, 0);
@@ -490,7 +489,7 @@ fn a_drain_beside_another_one_is_busy() {
     assert_eq!(busy.get(), 1);
 }
 
-/// Counts what the queue does on the bus.
+/// Counts the queue's accesses to the bus.
 struct Counts<'a, G> {
     group: &'a G,
     seen: RefCell<Vec<BusTraffic>>,
@@ -512,8 +511,8 @@ impl<G: ThreadGroup> ExecContext for Counts<'_, G> {
     }
 }
 
-/// A lone lane loads one half of what it reads at once, and the other when there is something; a
-/// member of a team loads once for each look.
+/// A lone lane loads one half of its entries first, and the other half if the first has completions; a member of a team
+/// loads once for each look.
 #[test]
 fn loads_of_completions_are_told() {
     fn loads<G: ThreadGroup>(group: &G) -> [Vec<BusTraffic>; 2] {
@@ -534,12 +533,12 @@ fn loads_of_completions_are_told() {
     let all = LoneThread::READS;
     let alone = [vec![CqLoads(all / 2)], vec![CqLoads(all)]];
     assert_eq!(loads(&LoneThread), alone);
-    // A team looks again for what came meanwhile.
+    // A team looks again for completions that arrived meanwhile.
     let team = [vec![CqLoads(1)], vec![CqLoads(1), CqLoads(1)]];
     assert_eq!(loads(&Team::of(1)[0]), team);
 }
 
-/// What is kept of a token where Rust values cannot be is enough to wait for its command.
+/// The words of a token are enough to wait for its command.
 #[test]
 fn a_token_comes_back_from_its_words() {
     let rig = Rig::new(4, 3, 3, 0);

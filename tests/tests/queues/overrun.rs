@@ -7,8 +7,8 @@ use nvme_tests::hand::{Hand, Rig};
 
 const SLOTS: u32 = 7;
 
-/// A look takes no more than what is owed to the controller leaves, so that the word which counts that never runs
-/// over, and every command has its own end.
+/// A look takes only as many completions as the count of unfreed entries has room for, so that the count never
+/// overflows, and every command has its own end.
 #[test]
 fn completions_past_what_was_given_back_wait_for_it() {
     for start in [0, 0u32.wrapping_sub(9)] {
@@ -30,7 +30,7 @@ fn completions_past_what_was_given_back_wait_for_it() {
                 continue;
             }
             complete_all(&mut hand);
-            // Once, so that what is owed grows.
+            // The queue is drained once, so that the number of unfreed entries grows.
             assert_ne!(queue.drain(&LoneThread), DrainResult::Busy);
         }
         complete_all(&mut hand);

@@ -1,4 +1,5 @@
-//! A queue pair with one owner over a controller by hand: lists, the doorbells of a batch, proofs.
+//! A queue pair with one owner over a controller that the test controls: lists, the doorbells of a
+//! batch, proofs.
 
 use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe, Status, nvm};
 use nvme_core::{
@@ -34,7 +35,7 @@ fn each_command_in_flight_has_list_memory_of_its_own() {
         let share = 0x10_0000 + u64::from(cid.0 & 0xFFF) * LIST_WORDS as u64 * 8;
         assert_eq!(sqe.dptr, [0x40_0000, share]);
         lists.push((cid, share));
-        // The first two stay in flight; the others come and go.
+        // The first two commands stay in flight; each later one ends at once.
         if round >= 2 {
             hand.complete(cid, Status::SUCCESS, 0);
             assert_eq!(pair.poll().unwrap().unwrap().cid, cid);
@@ -44,7 +45,7 @@ fn each_command_in_flight_has_list_memory_of_its_own() {
     assert!(a != b && lists[2..].iter().all(|(_, at)| *at != a && *at != b));
 }
 
-/// The head doorbell: half a ring at once, or what there is when nothing more comes.
+/// The head doorbell frees half a ring at once, or all entries if no more completions arrive.
 #[test]
 fn completions_are_given_back_in_batches_of_half_a_ring() {
     let rig = Rig::new(16, 15, 0, 0);
@@ -132,13 +133,13 @@ fn a_proof_frees_the_memory_of_its_own_queue_only() {
     assert!(!pair.restart(&own), "once");
 }
 
-/// After a restart both rings begin at entry 0, phase tag 1, as a queue just created.
+/// After a restart both rings begin at entry 0 with phase tag 1, as in a new queue.
 #[test]
 fn a_restarted_pair_works_as_a_new_one() {
     let rig = Rig::new(8, 7, 0, 0);
     let mut pair = pair(&rig, QID, 7);
     for round in 0..3 {
-        // The controller after the reset: it begins at entry 0, too.
+        // This is the controller after the reset: it begins at entry 0, too.
         let mut hand = Hand::new(&rig);
         for n in 0..11 {
             let cid = pair.submit(read(), CommandData::None, n, NEVER).unwrap();

@@ -17,7 +17,7 @@ fn config() -> Config {
     }
 }
 
-/// Each command reads a block that holds its own number into a buffer of its own.
+/// Each command reads a block that holds its own number into its own buffer.
 fn wrap(entries: (u32, u32), slots: usize, commands: u64, seed: u64) {
     const BLOCKS: u64 = 256;
     let setup = Setup {
@@ -54,7 +54,7 @@ fn wrap(entries: (u32, u32), slots: usize, commands: u64, seed: u64) {
             match pair.rng.below(4) {
                 0 | 1 if submitted < commands => {
                     let block = pair.rng.below(BLOCKS);
-                    // Without a free buffer the queue is full: the core says so whatever it is asked.
+                    // Without a free buffer the queue is full: the core refuses every command.
                     let buffer = free.pop();
                     let iova = buffers.iova.offset(buffer.unwrap_or(0) * 512);
                     let data = CommandData::Contiguous { iova, len: 512 };

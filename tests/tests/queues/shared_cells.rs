@@ -1,5 +1,5 @@
-//! Result cells of a shared queue: a token sees the end of its own command and no other, and every command ends
-//! with a recovery, wherever a kernel died.
+//! Result cells of a shared queue: a token sees the end of its own command and no other, and a recovery ends every
+//! command, wherever a kernel died.
 
 use nvme_core::group::{GroupVote, LoneThread, ThreadGroup};
 use nvme_core::spec::{Cid, Nsid, Sqe, Status};
@@ -17,7 +17,7 @@ fn command(tag: u32, wants_dw0: bool) -> MemberCommand<'static> {
     MemberCommand::new(Sqe::new(2, Nsid(1)), CommandData::None, tag).wanting_dw0(wants_dw0)
 }
 
-/// A lone member that does something at each meeting of its group.
+/// A lone member that calls a function at each meeting of its group.
 pub struct Meets<F>(pub F);
 
 impl<F: Fn()> ThreadGroup for Meets<F> {
@@ -43,7 +43,7 @@ impl<F: Fn()> ThreadGroup for Meets<F> {
     }
 }
 
-/// A drain by a kernel that dies at its meeting number `left`; whether it died.
+/// Drains as a kernel that dies at its meeting number `left`; returns whether it died.
 fn dies(rig: &Rig, left: u32) -> bool {
     let left = Cell::new(left);
     let group = Meets(|| match left.get() {
@@ -176,7 +176,7 @@ fn a_command_whose_cell_another_one_asked_for_has_its_end() {
     assert_eq!([queue.poll(&token), queue.poll(&other)], [aborted; 2]);
 }
 
-/// Dword 1 of a completion is the command set's: nothing of it is in a result.
+/// Dword 1 of a completion belongs to the command set: no result contains it.
 #[test]
 fn a_controller_that_sets_dword_1_changes_no_result() {
     let rig = Rig::new(8, 7, 8, 0);
@@ -191,8 +191,8 @@ fn a_controller_that_sets_dword_1_changes_no_result() {
     assert_eq!(queue.poll(&token), Some((done, 7)));
 }
 
-/// Whoever takes a slot waits for the count of its last command; so the slot is free after the count, not
-/// before, or one thread in the middle of a drain makes all others wait.
+/// A thread that takes a slot waits for the count of its last command. So the slot must be free after the count, not
+/// before: otherwise one thread in the middle of a drain makes all others wait.
 #[test]
 fn a_slot_is_not_free_before_its_command_was_counted() {
     for wants_dw0 in [false, true] {

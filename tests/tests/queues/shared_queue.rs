@@ -16,23 +16,23 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Longer than any of these tests takes: a controller that has failed ends them.
+/// Longer than any of these tests takes, unless the controller has failed: then the deadline ends the test.
 pub const FOREVER: u64 = 120_000_000_000;
 
-/// Sizes of teams: one thread, a pair, an tile, a warp.
+/// Sizes of teams: one thread, a pair, a tile, a warp.
 pub const SIZES: [usize; 4] = [1, 2, 8, 32];
 
 /// First positions: the beginning, and a little before the wrap of 16 and of 32 bits.
 pub const STARTS: [u32; 3] = [0, 0x1_0000 - 256, 0u32.wrapping_sub(256)];
 
-/// A command that carries `number`, and tells cell `tag` of its end with it.
+/// Returns a command that carries `number`, which cell `tag` gets at its end.
 pub fn command(number: u32, tag: u32) -> MemberCommand<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15, sqe.mptr) = (number, !number, u64::from(number) << 32);
     MemberCommand::new(sqe, CommandData::None, tag).wanting_dw0(true)
 }
 
-/// Places a command for each member, and rings.
+/// Places a command for each member, and rings the doorbell.
 pub fn submit<G: ThreadGroup>(
     queue: &SharedQueue<'_>,
     group: &G,
@@ -43,7 +43,7 @@ pub fn submit<G: ThreadGroup>(
     placed
 }
 
-/// Fetches whole entries and completes them as `order` sorts them.
+/// Fetches complete entries and completes them as `order` sorts them.
 pub fn serve(hand: &mut Hand<'_>, order: impl Fn(&mut Vec<Sqe>)) {
     let mut fetched = Vec::new();
     while let Some(sqe) = hand.fetch() {
@@ -140,12 +140,12 @@ fn a_timeout_ends_the_wait_and_not_the_command() {
     let here = Paused::new(|| ());
     let (error, one) = queue.wait(&here, one, 50).unwrap_err();
     assert_eq!(error, WaitError::TimedOut);
-    // Its cell is still its own, and so is its slot.
+    // The command keeps its cell and its slot.
     let alone = &LoneThread;
     let busy = submit(&queue, alone, command(0, 0)).unwrap_err();
     assert_eq!(busy, SubmitError::CellBusy);
     assert_eq!(queue.state().in_flight(), 2);
-    // The other command continues; the late completion is delivered complete when it comes.
+    // The other command continues; the late completion is delivered completely when it arrives.
     hand.complete(second.cid(), Status::SUCCESS, 1);
     assert_eq!(queue.wait(&here, two, FOREVER).unwrap().1, 1);
     hand.complete(first.cid(), Status::LBA_OUT_OF_RANGE, 0);
@@ -155,7 +155,7 @@ fn a_timeout_ends_the_wait_and_not_the_command() {
     let _token = submit(&queue, alone, command(0, 0)).unwrap();
 }
 
-/// The completion was there before the deadline, behind more others than one drain takes.
+/// The completion was there before the deadline, behind more completions than one drain takes.
 #[test]
 fn a_wait_does_not_time_out_on_a_completion_that_is_there() {
     let rig = Rig::new(256, 255, 255, 0);
@@ -217,7 +217,7 @@ fn cells_that_no_slot_can_name_are_busy() {
 #[test]
 fn a_bad_buffer_costs_nothing_and_the_others_go_on() {
     for size in SIZES {
-        // As many slots as members: a lost one would be missed at once.
+        // There are as many slots as members, so that a lost slot is missed at once.
         let rig = Rig::new(64, size as u32, 32, 0);
         let hand = Mutex::new(Hand::new(&rig));
         Team::run(size, |team| {
@@ -320,7 +320,7 @@ fn submit_drains_while_the_queue_is_full() {
         hand.borrow_mut().serve();
     });
     let tokens = [0, 1, 2].map(|tag| queue.submit(&here, command(tag, tag), FOREVER).unwrap());
-    // In reverse: tokens that were not waited for pin no slot.
+    // The order is reversed: tokens that were not waited for occupy no slot.
     for (token, number) in tokens.into_iter().zip([0, 1, 2]).rev() {
         let end = queue.wait(&here, token, FOREVER).unwrap();
         assert_eq!(end, (CommandOutcome::Completed(Status::SUCCESS), number));
@@ -346,7 +346,7 @@ fn run_is_submit_and_wait() {
             Ok((CommandOutcome::Completed(Status::SUCCESS), number))
         );
     }
-    // No answer comes: the command stays in flight and its token comes back.
+    // No answer arrives: the command stays in flight and its token is returned.
     let stuck = Paused::new(|| ());
     let (error, late) = queue.run(&stuck, || command(20, 0), 100).unwrap_err();
     assert_eq!(error, WaitError::TimedOut);
@@ -366,7 +366,7 @@ fn run_is_submit_and_wait() {
     assert_eq!(refused, Err(SubmitError::Refused));
 }
 
-/// As a wait: the completion is behind more others than one drain takes, and the deadline is over.
+/// The same as for a wait: the completion is behind more completions than one drain takes, and the deadline has passed.
 #[test]
 fn run_does_not_time_out_on_a_completion_that_is_there() {
     let rig = Rig::new(256, 255, 255, 0);
@@ -422,7 +422,7 @@ fn a_queues_key_is_not_mixed_with_its_identifier() {
     assert_eq!(keys.collect::<HashSet<_>>().len(), 3);
 }
 
-/// What waits for a slot rings for what others only placed: else both would wait for ever.
+/// A thread that waits for a slot rings for commands that others only placed: otherwise both would wait for ever.
 #[test]
 fn run_rings_for_what_fills_the_queue() {
     let rig = Rig::new(2, 1, 2, 0);
@@ -455,8 +455,8 @@ fn tokens_held_by_many_threads_do_not_deadlock() {
             let mut held: Vec<Sqe> = Vec::new();
             while !stop.load(Ordering::Relaxed) {
                 held.extend(std::iter::from_fn(|| hand.fetch()));
-                // Any order, and sometimes nothing for a while. A thread that is put aside before it has read what
-                // it took keeps entries from the controller.
+                // Completions are in any order, sometimes with pauses. A thread that is suspended before it has read
+                // the entries that it took keeps them from the controller.
                 if !held.is_empty() && rng.below(3) > 0 && hand.has_room() {
                     let sqe = held.swap_remove(rng.below(held.len() as u64) as usize);
                     hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);

@@ -9,7 +9,7 @@ use nvme_core::{
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::team::{Paused, Team};
 
-/// What a controller can post that no working one does, by the fault it is to be.
+/// Returns completions that no working controller posts, each with the fault that the driver must report.
 fn violations(cid: Cid) -> [(&'static str, ControllerFault); 6] {
     [
         (
@@ -69,7 +69,8 @@ fn violations_refuses_the_queue_and_the_honest_completions_with_it_count() {
     }
 }
 
-/// NVMe Base 2.0c, "SQ Head Pointer": the head when the completion was made, which may be before another was posted.
+/// NVMe Base 2.0c, "SQ Head Pointer": the head is the one at the time when the completion was made, which may be before
+/// another was posted.
 #[test]
 fn a_head_may_be_older_than_one_before() {
     for start in STARTS {
@@ -128,7 +129,7 @@ fn the_same_completion_twice_in_one_pass_ends_one_command() {
         hand.complete(first.cid(), Status::INVALID_FIELD, 4);
         Team::run(size, |team| drain_all(&rig.shared(), team));
         let queue = rig.shared();
-        // Within a pass either may come first: that one is delivered, and the other one is the fault.
+        // Within a pass either entry may be first: that one is delivered, and the other one is the fault.
         let end = queue.poll(&one).expect("it ended");
         let either = [
             (CommandOutcome::Completed(Status::SUCCESS), 3),

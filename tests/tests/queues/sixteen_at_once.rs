@@ -1,4 +1,4 @@
-//! A collective whose members read sixteen completions at once: each of the sixteen is judged alike.
+//! A collective whose members read sixteen completions at once: each of the sixteen is checked in the same way.
 
 use nvme_core::group::{LoneThread, ThreadGroup};
 use nvme_core::spec::{Cid, Nsid, Qid, Sqe, Status};
@@ -78,7 +78,8 @@ fn a_pass_takes_as_many_as_are_there() {
     }
 }
 
-/// Whichever of the sixteen is a protocol violation: the queue is refused, and the fifteen others have ended, not this one.
+/// Any one of the sixteen is a protocol violation: the queue is refused, and the other fifteen commands have ended, not
+/// this one.
 #[test]
 fn violations_is_found_in_every_place() {
     for place in 0..16 {

@@ -8,7 +8,7 @@ use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::team::Team;
 use std::sync::Mutex;
 
-/// One lane of three has a command that ends, one has one that does not, and the first has none: it helps.
+/// One of three lanes has a command that ends, one has a command that does not, and the first has none: it helps.
 #[test]
 fn lanes_wait_together_for_what_some_of_them_need() {
     let rig = Rig::new(8, 7, 4, 0);
@@ -67,7 +67,7 @@ fn a_deadline_is_that_of_lanes_that_need_an_end() {
     assert_eq!(ends[1], (Some(Err(WaitError::TimedOut)), 2));
 }
 
-/// One slot, and two of four lanes want it: each gets it in turn, and the others submit nothing.
+/// There is one slot, and two of four lanes want it: each gets it in turn, and the others submit nothing.
 #[test]
 fn lanes_that_want_to_submit_are_helped_by_those_that_do_not() {
     let rig = Rig::new(2, 1, 4, 0);

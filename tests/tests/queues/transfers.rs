@@ -24,8 +24,8 @@ fn random(rng: &mut Rng, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Writes random bytes from `iova` to `lba` and checks what arrived, then reads them back elsewhere
-/// and checks that nothing around the buffer was touched.
+/// Writes random bytes from `iova` to `lba` and checks the namespace, then reads them back
+/// elsewhere and checks that nothing around the buffer was changed.
 fn round_trip(pair: &mut Pair<'_>, lba: u64, blocks: u64, from: Iova, to: Iova) {
     let len = blocks * u64::from(pair.limits(NS).block_bytes);
     let sent = random(&mut pair.rng.clone(), len as usize);
@@ -164,7 +164,7 @@ fn transfers_stop_at_the_namespaces_boundaries() {
     });
 }
 
-/// Pages in no order, and an SGL with a piece that goes nowhere.
+/// The pages are in no order, and the SGL has a piece that is skipped.
 #[test]
 fn scattered_buffers_arrive_in_order() {
     with_pair(config(512, 0), Setup::default(), |pair| {
@@ -332,7 +332,7 @@ fn buffers_that_cannot_be_mapped_never_reach_the_controller() {
     );
 }
 
-/// What the controller says about commands that are wrong is the caller's to see.
+/// The status of a wrong command is returned to the caller.
 #[test]
 fn errors_come_back_as_their_status() {
     let setup = Setup {
@@ -376,7 +376,7 @@ fn errors_come_back_as_their_status() {
     });
 }
 
-/// Zeroes and deallocation without a buffer, and a range list of our own.
+/// Zeroes and deallocation have no buffer, or a range list that the test wrote.
 #[test]
 fn write_zeroes_and_deallocate_clear_what_they_name() {
     with_pair(config(512, 0), Setup::default(), |pair| {

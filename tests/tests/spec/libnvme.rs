@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 use std::mem::offset_of;
 use std::process::Command;
 
-/// A C expression and what it must be.
+/// A C expression and its expected value.
 type Expectation = (String, u64);
 
 macro_rules! layout {

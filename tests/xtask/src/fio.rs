@@ -9,10 +9,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What is written under a prefix.
+/// File name of the engine in its folder below the prefix.
 const ENGINE: &str = "fio-nvme_gpu.so";
 
-/// `fio PREFIX [--built FOLDER]`: as `install-c`, and the engine.
+/// Runs `fio PREFIX [--built FOLDER]`: installs as `install-c` does, and adds the engine.
 pub fn command(words: &[&str]) -> Result<(), Failure> {
     let [prefix, ..] = words else {
         return Err(Failure::new(

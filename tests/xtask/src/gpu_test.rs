@@ -1,4 +1,4 @@
-//! The tests on a GPU: one file that carries everything to the machine that has one.
+//! The tests on a GPU: one file that holds everything that the machine with the GPU needs.
 
 use crate::ptx::nvcc;
 use chores::process::{Failure, cargo, check, root, target_dir};
@@ -37,14 +37,14 @@ fn images() -> Result<PathBuf, Failure> {
     Ok(folder)
 }
 
-/// Builds the program, with what `images` holds inside.
+/// Builds the program; it contains the files of `images`.
 fn build(images: Option<&Path>) -> Result<PathBuf, Failure> {
     let mut build = cargo();
     if let Some(images) = images {
         build.env("NVME_GPU_IMAGES", images);
     }
     build.args(["rustc", "--release", "--package", PACKAGE, "--bin", PROGRAM]);
-    // Without symbols: half the size.
+    // Without symbols the file has half the size.
     build.args(["--", "-C", "strip=symbols"]);
     check(&mut build)?;
     Ok(target_dir().join("release").join(PROGRAM))

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Libraries, each with the number of its interface: as in build.rs of host-shell/bindings/c and of compat.
+/// Libraries, each with the number of its interface. The numbers are the same as in build.rs of host-shell/bindings/c
+/// and of compat.
 const LIBRARIES: [(&str, u32); 2] = [("nvme_gpu", 1), ("nvme_gpu_compat", 0)];
 
 /// `install-c PREFIX [--built FOLDER]`: from FOLDER, or built here for release.

@@ -81,7 +81,7 @@ usage: cargo xtask <command>
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
-    // A recorded command keeps the folder that it was started in, on any machine.
+    // A recorded command runs in the folder in which it was started, on any machine.
     if let ["record", rest @ ..] = words.as_slice() {
         return end(results::record(rest));
     }

@@ -9,7 +9,7 @@ use chores::tools;
 use std::path::Path;
 use std::process::Command;
 
-/// What is asked, and the first tokens of the answer.
+/// The question, and the first tokens of the answer.
 const QUESTION: &str = "Why does a GPU need fast storage?";
 const ANSWER: [u32; 24] = [
     49, 29593, 365, 17327, 747, 18784, 4730, 25, 314, 2724, 288, 5605, 6207, 5109, 282, 940, 28,
@@ -37,7 +37,8 @@ pub fn stage() -> Result<Counts, Failure> {
     let image = folder.join("drive.img");
     check(tool().arg("--quiet").arg("pack").arg(&files).arg(&image))?;
     let mut counts = Counts::default();
-    // From an ext4 on a drive, most of it by streaming; and from the file, all of it in memory.
+    // The model is read from an ext4 file system on a drive, most of it by streaming; and from the
+    // file, all of it into memory.
     let on_drive = format!("sim:{}:/model.gguf", image.display());
     let prompt = ["--prompt", TEXT, "--tokens", "64", "--budget", BUDGET];
     counts.add(expect(&on_drive, &prompt, &END)?);
@@ -68,7 +69,7 @@ fn expect(model: &str, words: &[&str], tokens: &[u32]) -> Result<Counts, Failure
     }
 }
 
-/// A drive that stops on the way is an error that names the layer, and no text in its place.
+/// If the drive stops on the way, the error names the layer, and no text is printed in its place.
 fn dies(image: &Path, words: &[&str]) -> Result<Counts, Failure> {
     let mut generate = tool();
     let device = format!(

@@ -1,4 +1,4 @@
-//! What crates.io would get: every published package can be packed with its licences and its README, and its
+//! Checks the packages for crates.io: every published package can be packed with its licences and its README, and its
 //! library compiles with another compiler than the active one.
 
 use chores::process::{Failure, cargo, check, output, target_dir};
@@ -7,7 +7,7 @@ use chores::tools;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The published libraries; nothing of them needs another package of the workspace than these.
+/// The published libraries; they need no other package of the workspace.
 const LIBRARIES: [&str; 23] = [
     "nvme-spec",
     "nvme-core",
@@ -99,7 +99,7 @@ mod tests {
     use super::published;
     use chores::process::root;
 
-    /// A package is published, or its manifest says that it is not.
+    /// Checks that each package is published or has a manifest that forbids it.
     #[test]
     fn the_list_is_what_the_manifests_say() {
         let workspace = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();

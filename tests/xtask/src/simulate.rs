@@ -39,6 +39,6 @@ fn exit_code(command: &mut Command) -> Result<i32, Failure> {
     let status = command
         .status()
         .map_err(|error| Failure::new(format!("{}: {error}", shown(command))))?;
-    // Without a code a signal has ended it.
+    // If there is no exit code, a signal has ended the process.
     Ok(status.code().unwrap_or(1))
 }

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-/// Builds that must keep working beside the default one: packages and switches. Those of a line share one
-/// build of what they depend on.
+/// Builds that must keep working beside the default one: packages and switches. The packages of a line share one build
+/// of their dependencies.
 const FEATURES: [(&[&str], &[&str]); 7] = [
     (&["nvme-core"], &["--features", "trace"]),
     (&["nvme-core", "nvme-sim"], &["--no-default-features"]),
@@ -51,12 +51,12 @@ const FEATURES: [(&[&str], &[&str]); 7] = [
         &[BARE, "--features=nvme-host/cuda,nvme-gpu-capi/cuda"],
     ),
 ];
-/// What each feature is a part of, alone.
+/// Packages that are built with each feature alone.
 const LIBRARIES: &[&str] = &["nvme-host", "nvme-gpu-capi"];
 const BARE: &str = "--no-default-features";
 
-/// What is compiled without optimisation for the tests, in a quarter of the time: it waits more than it computes.
-/// Core, simulator and the stand-in of CUDA move the bytes, and stay at the level of the profile.
+/// Packages that are compiled without optimisation for the tests, in a quarter of the time: they wait more than they
+/// compute. Core, simulator and the stand-in of CUDA move the bytes, and keep the profile's level.
 const UNOPTIMISED: [&str; 23] = [
     // Packages outside of the workspace.
     "\"*\"",
@@ -84,18 +84,19 @@ const UNOPTIMISED: [&str; 23] = [
     "xtask",
 ];
 
-/// What release builds of the stages are compiled like, but for the packages that Cargo.toml names: programs that carry
-/// others compile in half of the time, and guests, demo and package run them for seconds.
+/// Settings of the stages' release builds, except for the packages that Cargo.toml names: programs that contain others
+/// compile in half of the time, and guests, demo and package run them for seconds.
 const QUICK_RELEASE: [(&str, &str); 4] = [
     ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"),
     ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
-    // What is optimised in one piece takes two thirds of the processor time; cargo compiles two packages at a time.
+    // Optimisation in one piece takes two thirds of the processor time; cargo compiles two packages at a time.
     ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1"),
-    // Nothing changes between the stages: what could be reused after a change would be gigabytes on the disk.
+    // The sources do not change between the stages, so results for a later change would only use gigabytes of the disk.
     ("CARGO_INCREMENTAL", "0"),
 ];
 
-/// Folders in which only one stage builds: with `--ci` they are removed when it has passed, so that a run needs less disk.
+/// Folders in which only one stage builds: with `--ci` they are removed when it has passed, so that a run needs less
+/// disk.
 const BUILT_FOR_ONE: [(&str, &str); 7] = [
     ("ptx", "target/ptx"),
     ("packages", "target/packages"),
@@ -111,8 +112,8 @@ type Run = fn() -> Result<Counts, Failure>;
 struct Stage {
     name: &'static str,
     run: Run,
-    /// Runs in another process beside the other stages: it waits for downloads or compiles, and no time in it is
-    /// limited.
+    /// True for a stage that runs in another process beside the others: it downloads or compiles, and its tests have no
+    /// time limits.
     beside: bool,
 }
 
@@ -132,7 +133,7 @@ const fn beside(name: &'static str, run: Run) -> Stage {
     }
 }
 
-/// Those that wait, for deadlines or for what they started, have those that compile beside them.
+/// The stages that wait (for deadlines or for programs that they started) run beside the stages that compile.
 const STAGES: [Stage; 18] = [
     stage("formatting", formatting),
     beside("ptx", || ptx::run(false).map(|()| Counts::PASSED)),
@@ -154,7 +155,7 @@ const STAGES: [Stage; 18] = [
     stage("guest", guest::stage),
 ];
 
-/// What stages need built or downloaded, prepared beside the stages before them: stage and words.
+/// Parts of stages that are built or downloaded beside the earlier stages: the stage, and the words of its command.
 const PREPARED: [(&str, [&str; 2]); 2] = [
     ("guest", ["guest", "--prepare"]),
     ("fuzz", ["fuzz", "--build"]),
@@ -178,7 +179,8 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
         }
     };
     let stages = chosen(&names)?;
-    // Set once, for every process that the stages start: cargo would build anew what two of them set otherwise.
+    // The settings are made once, for every process that the stages start: cargo would build again for two processes
+    // with different settings.
     if std::env::var_os(QUICK_RELEASE[0].0).is_none() {
         return again(words);
     }
@@ -192,7 +194,7 @@ fn again(words: &[&str]) -> Result<(), Failure> {
     command.arg("test").args(words).envs(QUICK_RELEASE);
     match command.status().map_err(failed)?.code() {
         Some(0) => Ok(()),
-        // It has said why.
+        // The process has printed the reason.
         code => std::process::exit(code.unwrap_or(1)),
     }
 }
@@ -217,9 +219,9 @@ fn run(ci: bool, stages: &[&Stage]) -> Result<(), Failure> {
     let start = Instant::now();
     let mut summary = Summary::default();
     let (queue, prepared) = start_beside(ci, stages)?;
-    // With one stage there is nothing beside which another could run.
+    // A single stage has no other stage to run beside.
     let is_beside = |stage: &Stage| stage.beside && stages.len() > 1;
-    // Those that nothing was left for run here at the end.
+    // Stages that did not run beside others run here at the end.
     let (later, now): (Vec<&Stage>, Vec<&Stage>) =
         stages.iter().partition(|stage| is_beside(stage));
     let here = |stage: &Stage, summary: &mut Summary| -> Result<(), Failure> {
@@ -262,7 +264,7 @@ fn run(ci: bool, stages: &[&Stage]) -> Result<(), Failure> {
     summary.end(start.elapsed().as_secs_f64(), ci)
 }
 
-/// Removes what no other stage than this one reads.
+/// Removes files that only this stage reads.
 fn remove_built(stage: &str) -> Result<(), Failure> {
     let of_stage = BUILT_FOR_ONE.iter().filter(|(name, _)| *name == stage);
     for folder in of_stage.map(|(_, folder)| root().join(folder)) {
@@ -277,7 +279,7 @@ fn remove_built(stage: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Starts what runs beside the stages. Returns it, and the names of the stages that are prepared there.
+/// Starts the processes that run beside the stages. Returns them, and the names of the stages that are prepared there.
 fn start_beside(ci: bool, stages: &[&Stage]) -> Result<(ProcessQueue, Vec<&'static str>), Failure> {
     let (mut jobs, mut prepared) = (Vec::new(), Vec::new());
     if stages.len() > 1 {
@@ -312,7 +314,7 @@ fn counts_of(name: &str, done: &EndedProcess) -> Result<Counts, Failure> {
     Ok(counts)
 }
 
-/// What became of each stage.
+/// The outcome of each stage.
 #[derive(Default)]
 struct Summary {
     total: Counts,
@@ -373,8 +375,8 @@ impl Summary {
     }
 }
 
-/// `cargo xtask check`: formatting, clippy of the workspace, unit tests of core, simulator and host
-/// library. Needs no root and installs nothing.
+/// `cargo xtask check`: formatting, clippy of the workspace, unit tests of core, simulator and host library. It needs
+/// no root and installs nothing.
 pub fn quick() -> Result<(), Failure> {
     let stages = [
         stage("formatting", formatting),
@@ -454,7 +456,7 @@ fn tests() -> Result<Counts, Failure> {
         test
     };
     match chores::tools::libnvme() {
-        // Every ignored test says which tool it needs, and it is here now.
+        // Every ignored test names the tool that it needs, and the tool is here now.
         Ok(()) => programs::run(test, &["--include-ignored"]),
         Err(failure) if failure.missing_tool => {
             println!("SKIPPED: {failure}");
@@ -491,7 +493,7 @@ fn documentation() -> Result<Counts, Failure> {
 fn feature_matrix() -> Result<Counts, Failure> {
     let mut counts = Counts::default();
     for (packages, switches) in FEATURES {
-        // clippy, not check: what the stage before it compiled of other crates is used again.
+        // This is clippy rather than check, because it uses again what the stage before it compiled of other crates.
         let mut build = cargo();
         with_settings(build.arg("clippy")).args(switches);
         for package in packages {
@@ -503,7 +505,7 @@ fn feature_matrix() -> Result<Counts, Failure> {
     Ok(counts)
 }
 
-/// The first command of the README, and what it must answer: every byte verified.
+/// Runs the first command of the README and checks its answer: every byte was verified.
 fn demo() -> Result<Counts, Failure> {
     let mut demo = cargo();
     demo.args(["run", "--quiet", "--release", "--", "demo", "--json"]);

@@ -6,7 +6,7 @@ use chores::process::{Failure, output, root};
 use std::collections::BTreeMap;
 use std::process::Command;
 
-/// Phrases that a reader of other projects does not know, as words. docs/style.md says what to write instead.
+/// Words and phrases that a reader of other projects does not know. docs/style.md says what to write instead.
 const PHRASES: [&str; 34] = [
     "so many",
     "of others",
@@ -94,8 +94,8 @@ impl Wording {
         }
     }
 
-    /// The rates by name: phrases in 10,000 lines of comments, the others in 1,000 docs or types; usage errors without a
-    /// verb are counted.
+    /// Returns the rates by name: phrases in 10,000 lines of comments, the others in 1,000 docs or types; usage errors
+    /// without a verb are counted.
     fn rates(&self) -> [(&'static str, usize); 5] {
         let of = |part: usize, all: usize, unit: usize| (part * unit).div_ceil(all.max(1));
         let all = self.types.values().sum();
@@ -128,7 +128,8 @@ fn causes(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether `cause` has words of its own and no verb. One of placeholders alone passes on a sentence.
+/// Returns whether `cause` has words besides its placeholders and no verb. A cause with placeholders alone passes on a
+/// sentence.
 fn is_verbless(cause: &str) -> bool {
     let own = cause
         .split('{')
@@ -170,7 +171,7 @@ fn type_of(line: &str) -> Option<&str> {
     (is_type && name.starts_with(char::is_uppercase)).then_some(name)
 }
 
-/// Whether a file counts: tests, fuzz targets, benches and examples do not.
+/// Returns whether a file counts: tests, fuzz targets, benches and examples do not.
 fn counts(path: &str) -> bool {
     let is_test = |part: &str| {
         ["test", "tests", "fuzz", "benches", "examples"].contains(&part.trim_end_matches(".rs"))

@@ -1,4 +1,5 @@
-//! `cargo xtask write-cache`: what the volatile write cache of a served controller costs writes of 128 KiB.
+//! `cargo xtask write-cache`: measures how much the volatile write cache of a served controller costs writes of 128
+//! KiB.
 
 use chores::process::{Failure, cargo, check, root};
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 const RUNS: usize = 5;
 /// `wc=on` has at least this share of the rate of `wc=off`.
 const LEAST: f64 = 0.9;
-/// How long a server may take to listen.
+/// Time limit for a server to begin to listen.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Builds the tool and measures both for `seconds` each time.
@@ -93,7 +94,7 @@ struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The server may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! A device that goes away under its user: everything ends in an error that says why, and nothing hangs.
+//! A device that is lost while it is used: every call ends in an error that says why, and nothing hangs.
 
 use super::{Outcome, require};
 use crate::{config, patient, said};
@@ -7,7 +7,7 @@ use nvme_host::{Controller, Device, Error};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a loss may take to be known.
+/// Time limit within which a loss must be reported.
 const LIMIT: Duration = Duration::from_secs(30);
 
 pub fn run(device: &Arc<dyn Device>, lose: Option<&dyn Fn() -> Outcome>) -> Outcome {
@@ -36,7 +36,7 @@ pub fn run(device: &Arc<dyn Device>, lose: Option<&dyn Fn() -> Outcome>) -> Outc
     )?;
     gone("disable", device.disable())?;
     gone("reset", device.reset())?;
-    // Memory of this process is to be had where it needs no device.
+    // Some transports can allocate memory of this process without the device.
     if let Ok(pages) = device.alloc_dma(4096) {
         gone("map_dma", device.map_dma(&Arc::new(pages)).map(drop))?;
     }
@@ -64,7 +64,7 @@ pub fn run(device: &Arc<dyn Device>, lose: Option<&dyn Fn() -> Outcome>) -> Outc
 fn wait_for_loss(device: &Arc<dyn Device>) -> Result<String, String> {
     let (begin, limit) = (Instant::now(), patient(LIMIT));
     loop {
-        // A transport may find out when it is used.
+        // A transport may notice the loss only when it is used.
         device.registers().read32(offset::CSTS);
         match device.gone() {
             Some(cause) if cause.is_empty() => return Err("gone without a cause".to_owned()),

@@ -16,7 +16,7 @@ const BYTES: usize = 64 << 10;
 /// Mappings at one time.
 const MANY: usize = 100;
 
-/// Zeroed whole pages, as many bytes as were asked for at least.
+/// Allocations are zeroed whole pages, with at least as many bytes as were asked for.
 pub fn allocations(device: &Arc<dyn Device>) -> Outcome {
     for bytes in [1, 4096, BYTES, (1 << 20) + 1, 5 << 20] {
         let pages = device.alloc_dma(bytes).map_err(said)?;
@@ -37,7 +37,7 @@ pub fn allocations(device: &Arc<dyn Device>) -> Outcome {
     Ok(())
 }
 
-/// Mappings at one time do not overlap, the device keeps their memory, and gives all of it back.
+/// Mappings at one time do not overlap; the device keeps their memory and releases all of it.
 pub fn mappings(device: &Arc<dyn Device>) -> Outcome {
     let mut dice = SplitMix::new(11);
     for _ in 0..3 {
@@ -95,7 +95,8 @@ pub fn threads(device: &Arc<dyn Device>) -> Outcome {
     })
 }
 
-/// What is not mapped cannot be unmapped, nor a part of what is, nor the same twice; the rest is not touched by that.
+/// Memory that is not mapped cannot be unmapped, nor a part of a mapping, nor the same mapping twice; other mappings
+/// are not changed.
 pub fn unknown(device: &Arc<dyn Device>) -> Outcome {
     let pages = Arc::new(device.alloc_dma(2 * BYTES).map_err(said)?);
     let iova = device.map_dma(&pages).map_err(said)?;
@@ -122,7 +123,7 @@ pub fn unknown(device: &Arc<dyn Device>) -> Outcome {
     )
 }
 
-/// A controller on `device`, and bytes of its first namespace that hold the pattern of `seed`.
+/// Returns a controller on `device`, the first namespace of which has bytes with the pattern of `seed`.
 fn prepared(device: &Arc<dyn Device>, seed: u64) -> Result<Controller, String> {
     let config = ControllerConfig {
         timeout: patient(Duration::from_secs(2)),
@@ -153,7 +154,7 @@ fn fetch(controller: &Controller, iova: Iova, bytes: usize) -> Result<Outcome, S
     }
 }
 
-/// The controller reaches the first and the last page of what is mapped, and nothing beside it.
+/// The controller can access the first and the last page of a mapping, and nothing beside it.
 pub fn reach(device: &Arc<dyn Device>) -> Outcome {
     let controller = prepared(device, 21)?;
     let mut buffers = DmaBuffer::several(device, BYTES, 3).map_err(said)?;
@@ -184,7 +185,7 @@ pub fn reach(device: &Arc<dyn Device>) -> Outcome {
     controller.shut_down().map_err(said)
 }
 
-/// After a reset the controller is disabled, and mappings are as they were.
+/// After a reset the controller is disabled, and the mappings still exist.
 pub fn reset(device: &Arc<dyn Device>) -> Outcome {
     let buffer = DmaBuffer::new(device, BYTES).map_err(said)?;
     prepared(device, 22)?.shut_down().map_err(said)?;
@@ -207,7 +208,7 @@ pub fn reset(device: &Arc<dyn Device>) -> Outcome {
         is_right,
         "memory that was mapped before the reset is not reached",
     )?;
-    // Under a controller in use: its commands end, and it works again.
+    // A reset of a controller in use ends its commands, and it works again.
     device.reset().map_err(said)?;
     let _ = fetch(&controller, buffer.iova(), BYTES);
     fetch(&controller, buffer.iova(), BYTES)??;
@@ -218,7 +219,7 @@ pub fn reset(device: &Arc<dyn Device>) -> Outcome {
     controller.shut_down().map_err(said)
 }
 
-/// A controller that is sent to memory that was unmapped changes none of it.
+/// A controller that gets an unmapped address changes none of that memory.
 pub fn unmapped(device: &Arc<dyn Device>) -> Outcome {
     let controller = prepared(device, 24)?;
     let pages = Arc::new(device.alloc_dma(BYTES).map_err(said)?);
@@ -246,7 +247,8 @@ fn prepared_again(controller: &Controller) -> Outcome {
     require(is_right, "a read after it differs")
 }
 
-/// Memory of a peer that cannot be exported is refused: for want of a way, or with the exporter's own reason.
+/// Memory of a peer that cannot be exported is refused: because the transport cannot map it, or with the exporter's
+/// reason.
 pub fn peer(device: &Arc<dyn Device>) -> Outcome {
     const REASON: &str = "this memory is not to be had";
     let refused = || Error::environment(REASON, "use other memory");

@@ -1,4 +1,4 @@
-//! What the trait `Device` promises, as checks that run on every transport: the simulator, its relay and vfio-user in
+//! The promises of the trait `Device`, as checks that run on every transport: the simulator, its relay and vfio-user in
 //! the tests of this package, VFIO and the module nvme_gpu in guests (`guest-tests contract`).
 
 mod loss;
@@ -13,12 +13,12 @@ use std::sync::Arc;
 pub struct Subject<'a> {
     /// Opens it.
     pub open: &'a dyn Fn() -> nvme_host::Result<Arc<dyn Device>>,
-    /// While it is open, nothing else can open it.
+    /// True if nothing else can open the device while it is open.
     pub is_exclusive: bool,
-    /// Memory that was unmapped is out of the controller's reach at once. A server of vfio-user keeps what lies in
-    /// one file with memory that is still mapped.
+    /// True if the controller cannot access memory from the moment it is unmapped. A server of vfio-user keeps memory
+    /// in one file with memory that is still mapped.
     pub confines: bool,
-    /// Has the controller go away under its user, and returns at once; none: the device has `leave` for it.
+    /// Removes the controller while it is used, and returns at once. `None`: the test uses the device's `leave`.
     pub lose: Option<&'a dyn Fn() -> Outcome>,
 }
 
@@ -82,7 +82,7 @@ fn names(device: &Arc<dyn Device>) -> Outcome {
     Ok(())
 }
 
-/// What a transport need not offer: it does, or says so in an error with a remedy.
+/// Checks the parts that a transport need not offer: it offers them, or its error says that it does not, with a remedy.
 fn optional(device: &Arc<dyn Device>) -> Outcome {
     match device.interrupts(1) {
         Ok(vectors) if vectors.len() == 1 => {}
@@ -104,7 +104,7 @@ fn optional(device: &Arc<dyn Device>) -> Outcome {
     Ok(())
 }
 
-/// An error that says that there is no such part, and what to do.
+/// Checks an error: it says that there is no such part, and what to do.
 fn refusal(what: &str, error: &Error) -> Outcome {
     let is_typed = matches!(
         error,

@@ -7,7 +7,7 @@ use nvme_host::core::spec::{Lba, Nsid, nvm};
 use nvme_host::{Controller, ControllerConfig, Device};
 use std::sync::Arc;
 
-/// Some value of ASQ, whose low 12 bits are reserved.
+/// An arbitrary value of ASQ, whose low 12 bits are reserved.
 const ADDRESS: u64 = 0x0123_4567_89AB_C000;
 
 /// Halves and wholes agree, what is written is read back, and a disabled controller is disabled.

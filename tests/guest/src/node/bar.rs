@@ -1,4 +1,4 @@
-//! BAR 0 in a program: gone for good after an unbind, out of reach during a reset.
+//! BAR 0 in a program: gone for good after an unbind, not accessible during a reset.
 // UNSAFETY: reads of a mapped BAR; where it is gone, SIGBUS ends the child that reads.
 #![allow(unsafe_code)]
 
@@ -28,7 +28,7 @@ fn mapper(node: &Node, unbound: &AtomicU64) -> i32 {
     while let Ok(bar) = node::mapped(bytes, both, libc::MAP_SHARED, node.fd()) {
         version(bar);
         if let Some(old) = last.replace(bar) {
-            // SAFETY: a mapping of this loop's.
+            // SAFETY: the mapping was made by this loop, and nothing else uses it.
             unsafe { libc::munmap(old as *mut _, bytes) };
         }
     }
@@ -44,7 +44,7 @@ fn mapper(node: &Node, unbound: &AtomicU64) -> i32 {
     }
 }
 
-/// Unbinds while processes map the BAR: none of them reaches it afterwards.
+/// Unbinds while processes map the BAR: no process can access it afterwards.
 pub fn race(address: &str, rounds: u64) -> Outcome {
     for round in 0..rounds {
         let node = Node::opened(address)?;
@@ -123,7 +123,7 @@ pub fn resets(address: &str, rounds: u64) -> Outcome {
     }
 }
 
-/// A child has no BAR of its parent's, and the parent's is as it was.
+/// A child does not inherit its parent's BAR, and the parent's mapping is not changed.
 pub fn fork(address: &str) -> Outcome {
     let node = Node::opened(address)?;
     let bar = node.bar().map_err(|errno| format!("mmap: errno {errno}"))?;

@@ -1,4 +1,4 @@
-//! The module's own calls, without the driver in between: malformed ones, and an opener that ignores events.
+//! The module's calls without the driver: malformed ones, and an opener that ignores events.
 // UNSAFETY: a read of a mapped BAR.
 #![allow(unsafe_code)]
 
@@ -26,8 +26,8 @@ fn one_of<T: Copy>(dice: &mut SplitMix, list: &[T]) -> T {
     list[dice.below(list.len() as u64) as usize]
 }
 
-/// There are five calls: no other number is one, whatever direction and size it says, and none of VFIO's, which would
-/// set interrupts or write configuration space.
+/// There are five calls. No other number is accepted, whatever direction and size it encodes, and no call of VFIO,
+/// which would set interrupts or write configuration space.
 fn no_others(node: &Node, memory: u64) -> Outcome {
     const TYPES: [u64; 2] = [b'N' as u64, b';' as u64];
     for number in 0..1 << 8 {
@@ -49,7 +49,8 @@ fn no_others(node: &Node, memory: u64) -> Outcome {
     Ok(())
 }
 
-/// Calls of all kinds with good and bad arguments for `seconds` seconds, then with everything taken back.
+/// Makes calls of all kinds with right and wrong arguments for `seconds` seconds, then checks that everything was
+/// released.
 pub fn calls(address: &str, seconds: u64) -> Outcome {
     let node = Node::opened(address)?;
     let memory = node::arena(ARENA)? as u64;
@@ -129,7 +130,7 @@ pub fn deaf(address: &str) -> Outcome {
     let bar = node
         .bar()
         .map_err(|errno| format!("mapping BAR 0: errno {errno}"))?;
-    // SAFETY: inside the page that is mapped, or a SIGBUS, which ends this process.
+    // SAFETY: the access stays inside the mapped page, or it is a SIGBUS, which ends this process.
     let first = unsafe { bar.cast::<u32>().wrapping_add(2).read_volatile() };
     println!("the controller is of version {first:#x}");
     let begin = Instant::now();

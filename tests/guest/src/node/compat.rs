@@ -1,4 +1,4 @@
-//! Calls of a program of 32 bits: by the system call of such programs, which a program of 64 bits can make, too.
+//! Calls of a 32-bit program, made with the system call of such programs, which a 64-bit program can make, too.
 // UNSAFETY: a system call by an instruction; its arguments lie in the low 4 GiB.
 #![allow(unsafe_code)]
 
@@ -11,7 +11,7 @@ const IOCTL: u64 = 54;
 
 fn call(node: &Node, number: u64, argument: u64) -> i64 {
     let result: i64;
-    // SAFETY: the registers of this system call; rbx is saved, as the compiler keeps it to itself.
+    // SAFETY: the operands are the registers of this system call; rbx is saved, because the compiler reserves it.
     unsafe {
         asm!(
             "xchg rbx, {fd}",
@@ -37,7 +37,7 @@ pub fn run(address: &str) -> Outcome {
     let at = low as u64;
     let ask = |number, list: &[u64]| {
         for (index, word) in list.iter().enumerate() {
-            // SAFETY: inside the two pages.
+            // SAFETY: the access stays inside the two pages.
             unsafe { words.add(index).write_volatile(*word) };
         }
         call(&node, number, at)

@@ -27,7 +27,8 @@ fn raised(nvme: &Nvme, port: &str, error: &str) -> Outcome {
     }
 }
 
-/// The system recovers: the opener gets an event, finds its controller disabled, and continues, as does the next one.
+/// The system recovers: the opener gets an event, finds its controller disabled, and continues; so does the next
+/// opener.
 pub fn recovered(address: &str, port: &str, error: &str) -> Outcome {
     machine::by_another(|| {
         stopped(address, || {
@@ -50,8 +51,7 @@ pub fn lost(address: &str, port: &str, error: &str) -> Outcome {
     Ok(())
 }
 
-/// The link below the port does not come up again: the opener is told, a reset ends with an error, and so does the next
-/// open.
+/// The link below the port stays down: the opener gets an event, a reset ends with an error, and so does the next open.
 pub fn dead(address: &str, port: &str, error: &str) -> Outcome {
     machine::by_another(|| {
         let mut nvme = Nvme::start(Node::opened(address)?)?;
@@ -81,7 +81,7 @@ fn not_recovered(address: &str, port: &str, error: &str) -> Outcome {
         return Err("still a master".to_owned());
     }
     let child = Child::run(|| match nvme.node.bar() {
-        // SAFETY: the first register of the BAR, which may be out of reach: the end of the child.
+        // SAFETY: the address is the first register of the BAR. If the BAR is gone, SIGBUS ends this child process.
         Ok(bar) => unsafe { bar.cast::<u32>().read_volatile() & 1 | 2 }.cast_signed(),
         Err(_) => 1,
     })?;

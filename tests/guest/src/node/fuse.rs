@@ -1,4 +1,5 @@
-//! A page of a file that a process of this test provides when it likes: a file system in user space with one file.
+//! A page of a file whose content a process of this test provides only when the test wants: a file system in user space
+//! with one file.
 // UNSAFETY: mount and unmount take names and flags.
 #![allow(unsafe_code)]
 
@@ -27,8 +28,9 @@ const REQUEST: usize = 8192 + 1024;
 pub struct SlowFile {
     place: String,
     server: Child,
-    /// Whether the page may be provided, and how often it was asked for.
+    /// Nonzero once the page may be provided.
     open: &'static AtomicU64,
+    /// Number of times that the page was requested.
     asked: &'static AtomicU64,
 }
 
@@ -45,7 +47,7 @@ impl SlowFile {
             return Err(format!("{place}: a zero in the name"));
         };
         let kind = c"fuse";
-        // SAFETY: names that end with zeros, and flags.
+        // SAFETY: the names end with zeros, and the other arguments are flags.
         let mounted = unsafe {
             let data = options.as_ptr().cast();
             libc::mount(kind.as_ptr(), at.as_ptr(), kind.as_ptr(), 0, data)
@@ -55,7 +57,8 @@ impl SlowFile {
         }
         let [open, asked, ..] = machine::shared()?;
         let server = Child::run(|| serve(&device, open, asked))?;
-        // From here on the child alone has the device: what waits for it ends with it.
+        // From here on only the child has the device, so a process that waits for the device is released when the child
+        // ends.
         Ok(Self {
             place: place.to_owned(),
             server,
@@ -64,11 +67,11 @@ impl SlowFile {
         })
     }
 
-    /// The page in the memory of this process, absent until it is provided.
+    /// Maps the page into this process; it is absent until it is provided.
     pub fn page(&self) -> Result<u64, String> {
         let failed = |error| format!("{}: {error}", self.place);
         let file = File::open(&self.place).map_err(failed)?;
-        // The kernel knows no size, and so no page, before it asks for the attributes.
+        // The kernel knows no size, and so no page, before it has asked for the attributes.
         let bytes = file.metadata().map_err(failed)?.len();
         if bytes != PAGE as u64 {
             return Err(format!("{} has {bytes} bytes", self.place));
@@ -122,7 +125,7 @@ fn serve(mut device: &File, open: &AtomicU64, asked: &AtomicU64) -> i32 {
                 vec![0; PAGE]
             }
             FLUSH | RELEASE => Vec::new(),
-            // Those to forget an inode want no answer.
+            // The two requests to forget an inode expect no answer.
             2 | 42 => continue,
             _ => {
                 if send(device, &head[8..16], -libc::ENOSYS, &[]).is_err() {
@@ -146,7 +149,7 @@ fn send(mut device: &File, number: &[u8], error: i32, body: &[u8]) -> Outcome {
     device.write_all(&all).map_err(|error| error.to_string())
 }
 
-/// Version 7.31, nothing read ahead, no option.
+/// Returns the answer to INIT: version 7.31, no read-ahead, no options.
 fn init_answer() -> Vec<u8> {
     let mut answer = vec![0; 64];
     answer[0] = 7;

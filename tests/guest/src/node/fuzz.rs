@@ -1,5 +1,5 @@
-//! Calls that are mostly right, by several threads over one opener after the other: processes are killed, the function
-//! is reset and unbound under them, their memory changes below what is mapped.
+//! Calls that are mostly right, from several threads over one opener after the other. Meanwhile processes are killed,
+//! the function is reset and unbound, and memory changes below the mappings.
 // UNSAFETY: system calls on an arena that is used for nothing else.
 #![allow(unsafe_code)]
 
@@ -19,14 +19,14 @@ const THREADS: u64 = 4;
 const ARENA: usize = 8 << 20;
 const ARENA_PAGES: u64 = (ARENA / PAGE) as u64;
 
-/// How often each call must succeed.
+/// Number of times that each call must succeed.
 const ENOUGH: u64 = 10;
-/// What was done, each with how often it succeeded and how often it failed.
+/// Names of the calls; for each one the test counts successes and failures.
 const NAMES: [&str; 8] = [
     "pages", "dma-buf", "unmap", "info", "event", "reset", "mmap", "junk",
 ];
 
-/// What the threads of one process share.
+/// State that the threads of one process share.
 struct Ground {
     node: Node,
     arena: u64,
@@ -116,13 +116,13 @@ impl Ground {
         }
     }
 
-    /// Maps a part of the BAR, moves it or reads it, and takes it away.
+    /// Maps a part of the BAR, moves it or reads it, and unmaps it.
     fn touch(&self, dice: &mut SplitMix) -> Result<(), i32> {
         let bytes = (1 + dice.below(5)) as usize * PAGE;
         let both = libc::PROT_READ | libc::PROT_WRITE;
         let bar = node::mapped(bytes, both, libc::MAP_SHARED, self.node.fd())?;
         let mut at = bar.cast::<libc::c_void>();
-        // SAFETY: a mapping of this call's; where the BAR is gone, SIGBUS ends the process.
+        // SAFETY: the mapping was made by this call. If the BAR is gone, SIGBUS ends the process.
         unsafe {
             if dice.below(2) == 0 {
                 at.cast::<u32>().add(2).read_volatile();
@@ -136,7 +136,7 @@ impl Ground {
         Ok(())
     }
 
-    /// Changes the memory below what is mapped.
+    /// Changes the memory below the mappings.
     fn shuffle(&self, dice: &mut SplitMix) {
         let first = dice.below(ARENA_PAGES);
         let pages = (1 + dice.below(64)).min(ARENA_PAGES - first);
@@ -144,7 +144,7 @@ impl Ground {
         let bytes = pages as usize * PAGE;
         let both = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: inside the arena, which holds nothing.
+        // SAFETY: the range lies inside the arena, which holds no Rust value.
         unsafe {
             match dice.below(5) {
                 0 => libc::madvise(at, bytes, libc::MADV_DONTNEED),
@@ -195,7 +195,7 @@ impl Ground {
     }
 }
 
-/// One process: threads that play until it is killed.
+/// Runs one process: its threads make calls until it is killed.
 fn generation(address: &str, seed: u64, counts: &'static [AtomicU64; PAGE / 8]) -> i32 {
     let ground = match Ground::new(address, counts) {
         Ok(ground) => ground,
@@ -220,7 +220,7 @@ fn is_little(counts: &[AtomicU64; PAGE / 8]) -> bool {
     meant.into_iter().any(|at| succeeded(at) < ENOUGH)
 }
 
-/// What an administrator does meanwhile, until the generation is to end.
+/// Acts as an administrator until the generation is to end.
 fn disturb(address: &str, dice: &mut SplitMix) {
     let end = Instant::now() + Duration::from_millis(300 + dice.below(3000));
     while Instant::now() < end {
@@ -242,7 +242,7 @@ pub fn run(address: &str, seconds: u64) -> Outcome {
     let begin = Instant::now();
     let (mut kills, mut unbinds) = (0, 0);
     let wanted = Duration::from_secs(seconds);
-    // A machine that is busy with something else gets more time, and not for ever.
+    // A busy machine gets more time, but not without a limit.
     while begin.elapsed() < wanted || (is_little(counts) && begin.elapsed() < 4 * wanted) {
         let seed = dice.next_word();
         let child = Child::run(|| generation(address, seed, counts))?;

@@ -1,4 +1,4 @@
-//! The module nvme_gpu counts what it pins against the limit on locked memory of the user, and gives it back.
+//! The module nvme_gpu counts the memory that it pins against the user's limit on locked memory, and gives it back.
 // UNSAFETY: system calls with raw pointers to structures of this module.
 #![allow(unsafe_code)]
 
@@ -21,14 +21,14 @@ pub fn confine(limit: u64) -> Outcome {
     let mut header = [CAPABILITY_VERSION_3, 0];
     // Effective, permitted and inheritable, low words and then high words.
     let mut sets = [0u32; 6];
-    // SAFETY: both are as long as this version of the call says.
+    // SAFETY: both arrays are as long as this version of the call requires.
     if unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) } != 0 {
         return Err(last("capget"));
     }
     for low in &mut sets[..3] {
         *low &= !(1 << CAP_IPC_LOCK);
     }
-    // SAFETY: as above.
+    // SAFETY: both arrays are as long as this version of the call requires.
     if unsafe { libc::syscall(libc::SYS_capset, header.as_mut_ptr(), sets.as_ptr()) } != 0 {
         return Err(last("capset"));
     }
@@ -43,8 +43,8 @@ pub fn confine(limit: u64) -> Outcome {
     }
 }
 
-/// Half the limit is mapped, more than the limit is refused, and what was unmapped can be mapped again; a process that
-/// the descriptor is handed to has the same limit, not one of its own.
+/// Half of the limit can be mapped, more than the limit is refused, and memory that was unmapped can be mapped again. A
+/// process that gets the descriptor has the same limit, not another one.
 pub fn run(address: &str) -> Outcome {
     let node = Node::opened(address)?;
     confine(LIMIT)?;
@@ -93,8 +93,9 @@ pub fn run(address: &str) -> Outcome {
 /// The most mappings of one opener.
 const MOST: u64 = 65_535;
 
-/// Many mappings, and one more than there can be; then all are dropped at once. `flush` is the folder of an event that
-/// comes with each request to the IOMMU to forget addresses: it does not come for each of them.
+/// Makes as many mappings as there can be, and one more, which fails; then all are dropped at once. `flush` is the
+/// folder of an event that occurs with each request to the IOMMU to forget addresses: it must not occur once for each
+/// mapping.
 pub fn many(address: &str, count: u64, flush: Option<&str>) -> Outcome {
     let node = Node::opened(address)?;
     let page = node::arena(PAGE)? as u64;

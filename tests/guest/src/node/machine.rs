@@ -1,4 +1,4 @@
-//! What sysfs says of a function, and does to it; processes of a test.
+//! Reads and changes the state of a function in sysfs; starts processes of a test.
 // UNSAFETY: fork, waitpid, and memory that processes share; a child of a test that has one thread runs a closure and
 // ends.
 #![allow(unsafe_code)]
@@ -18,7 +18,7 @@ fn device(address: &str, file: &str) -> String {
 }
 
 pub fn write(path: &str, text: &str) -> io::Result<()> {
-    // Not fs::write(): nothing is made that is not there.
+    // fs::write() would create a missing file.
     let mut file = fs::File::options().write(true).open(path)?;
     io::Write::write_all(&mut file, text.as_bytes())
 }
@@ -42,8 +42,8 @@ pub fn is_absent(address: &str) -> Result<bool, String> {
     Ok(command(address)? == u16::MAX)
 }
 
-/// Takes the power from the slot below `port`, as a hand that pulls the card: no driver hears of it. (QEMU removes what
-/// is in the slot once the registers say that it has no power.)
+/// Switches off the power of the slot below `port`, as if the card were pulled: no driver is informed. (QEMU removes
+/// the device in the slot once the registers say that it has no power.)
 pub fn cut_power(port: &str) -> Outcome {
     const EXPRESS: u8 = 0x10;
     const SLOT_CONTROL: usize = 0x18;
@@ -71,7 +71,7 @@ pub fn cut_power(port: &str) -> Outcome {
     .map_err(|error| format!("{path}: {error}"))
 }
 
-/// Has the system take note that the function is not there any more, as a driver of the slot does.
+/// Makes the system note that the function is no longer there, as a driver of the slot does.
 pub fn remove(address: &str) -> io::Result<()> {
     write(&device(address, "remove"), "1")
 }
@@ -106,7 +106,7 @@ pub fn shared() -> Result<&'static [AtomicU64; PAGE / 8], String> {
     Ok(unsafe { &*page.cast() })
 }
 
-/// How often an event of the kernel has come.
+/// Number of times that an event of the kernel has occurred.
 pub struct Count(String);
 
 impl Count {
@@ -145,7 +145,7 @@ pub fn pins() -> Result<i64, String> {
     Ok(of("nr_foll_pin_acquired ")? - of("nr_foll_pin_released ")?)
 }
 
-/// KiB that a process, by its number or `self`, has pinned.
+/// Returns the memory in KiB that a process has pinned; `process` is its number or `self`.
 pub fn pinned_by(process: &str) -> Result<u64, String> {
     let path = format!("/proc/{process}/status");
     let text = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
@@ -155,7 +155,7 @@ pub fn pinned_by(process: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{path} has no VmPin"))
 }
 
-/// Runs a part of a test in a process of its own, whose mappings end with it.
+/// Runs a part of a test in a separate process, whose mappings end with it.
 pub fn by_another(part: impl FnOnce() -> Outcome) -> Outcome {
     let child = Child::run(|| match part() {
         Ok(()) => 0,
@@ -187,7 +187,7 @@ impl Child {
         match unsafe { libc::fork() } {
             0 => {
                 let code = closure();
-                // SAFETY: ends the process.
+                // SAFETY: the call ends the process.
                 unsafe { libc::_exit(code) }
             }
             -1 => Err(format!("fork: errno {}", node::errno())),
@@ -213,7 +213,7 @@ impl Child {
         self.wait(0)
     }
 
-    /// How it ended within `seconds` seconds; None if it has not.
+    /// Returns how the process ended within `seconds` seconds; None if it has not ended.
     pub fn within(&self, seconds: u64) -> Option<Ended> {
         for _ in 0..seconds * 100 {
             if let Some(ended) = self.wait(libc::WNOHANG) {
@@ -225,7 +225,7 @@ impl Child {
     }
 
     pub fn kill(&self) {
-        // SAFETY: a child of ours that was not waited for.
+        // SAFETY: the process is a child that was not waited for, so its number still belongs to it.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the node of the module nvme_gpu, by its calls alone: each subcommand is one test and exits with 0 when it
+//! Tests of the node of the module nvme_gpu, by its calls alone: each subcommand is one test and exits with 0 if it
 //! passed.
 
 mod bar;

@@ -14,7 +14,7 @@ const BOTH: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 /// A file of zeros in memory, which cannot shrink.
 pub fn memfd(bytes: usize) -> Result<File, String> {
-    // SAFETY: a name, and flags; a descriptor that is ours.
+    // SAFETY: the call takes a name and flags, and returns a descriptor that this process owns.
     let fd = unsafe {
         libc::memfd_create(
             c"node-tests".as_ptr(),
@@ -42,7 +42,7 @@ pub fn udmabuf(memory: &File) -> Result<File, String> {
     let device = device.map_err(|error| format!("{path}: {error}"))?;
     let bytes = memory.metadata().map_err(|error| error.to_string())?.len();
     let ask = [memory.as_raw_fd() as u64 | 1 << 32, 0, bytes];
-    // SAFETY: the kernel reads the structure, and gives a descriptor that is ours.
+    // SAFETY: the kernel reads the structure, and returns a descriptor that this process owns.
     unsafe {
         match libc::ioctl(device.as_raw_fd(), UDMABUF_CREATE as _, ask.as_ptr()) {
             fd @ 0.. => Ok(File::from_raw_fd(fd)),
@@ -51,20 +51,21 @@ pub fn udmabuf(memory: &File) -> Result<File, String> {
     }
 }
 
-/// The file in the memory of this process and of its children. Neighbouring pages are no neighbours in the machine:
-/// every other page is allocated first, then those between them.
+/// Maps the file into this process and its children. Neighbouring pages are not adjacent in physical memory: every
+/// other page is allocated first, then the pages between them.
 pub fn scattered(file: &File, bytes: usize) -> Result<*mut u8, String> {
     let start = node::mapped(bytes, BOTH, libc::MAP_SHARED, file.as_raw_fd())
         .map_err(|errno| format!("mmap: errno {errno}"))?;
     let pages = bytes / PAGE;
     for page in (0..pages).step_by(2).chain((1..pages).step_by(2)) {
-        // SAFETY: inside the mapping.
+        // SAFETY: the access stays inside the mapping.
         unsafe { start.add(page * PAGE).write_volatile(1) };
     }
     Ok(start)
 }
 
-/// `bytes` bytes in huge pages, from the second page of the first one on: nothing of it is aligned to them.
+/// Returns `bytes` bytes in huge pages, from the second page of the first one on, so that they are not aligned to huge
+/// pages.
 pub fn in_huge_pages(bytes: usize) -> Result<*mut u8, String> {
     let whole = (bytes + PAGE).next_multiple_of(HUGE);
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_POPULATE;
@@ -75,7 +76,7 @@ pub fn in_huge_pages(bytes: usize) -> Result<*mut u8, String> {
 
 /// Has this process own page tables of memory that its parent has filled.
 pub fn touch(start: *mut u8, bytes: usize) -> Outcome {
-    // SAFETY: changes no content.
+    // SAFETY: the call changes no content.
     match unsafe { libc::madvise(start.cast(), bytes, libc::MADV_POPULATE_WRITE) } {
         0 => Ok(()),
         _ => Err(format!("MADV_POPULATE_WRITE: errno {}", node::errno())),

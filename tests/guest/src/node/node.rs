@@ -55,7 +55,7 @@ impl Node {
         Self::open(address).map_err(|errno| format!("open of {address}: errno {errno}"))
     }
 
-    /// Opens it once nobody else has it, within 20 s.
+    /// Opens the node once nobody else has it open, within 20 s.
     pub fn awaited(address: &str) -> Result<Self, String> {
         for _ in 0..2000 {
             match Self::open(address) {
@@ -71,9 +71,9 @@ impl Node {
         self.file.as_raw_fd()
     }
 
-    /// Any call with any argument.
+    /// Makes any call with any argument.
     pub fn call(&self, number: u64, argument: u64) -> Result<(), i32> {
-        // SAFETY: the kernel checks what the number and the address name.
+        // SAFETY: the kernel checks the number and the address.
         match unsafe { libc::ioctl(self.fd(), number as _, argument) } {
             0.. => Ok(()),
             _ => Err(errno()),
@@ -96,7 +96,7 @@ impl Node {
         })
     }
 
-    /// Maps whole pages of this process: its handle and the first address.
+    /// Maps whole pages of this process; returns the handle and the first address.
     pub fn map(&self, address: u64, bytes: usize) -> Result<(u32, u64), i32> {
         self.ask(0, address, bytes, 0, 0)
     }
@@ -106,7 +106,7 @@ impl Node {
         self.ask(1, 0, 0, buffer, 0)
     }
 
-    /// A MAP of any kind with any flags: the handle and the first address.
+    /// Makes a MAP of any kind with any flags; returns the handle and the first address.
     pub fn ask(
         &self,
         kind: u64,
@@ -121,7 +121,7 @@ impl Node {
         let fd = fd | flags << 32;
         let mut ask = [48 | kind << 32, address, bytes, fd, 1 << 32, list_at];
         self.with(MAP, &mut ask)?;
-        // SAFETY: the kernel wrote the list behind the compiler's back; it lives.
+        // SAFETY: the list lives; the read is volatile because the kernel wrote it behind the compiler's back.
         let iova = unsafe { (&raw const list).read_volatile() }[0];
         Ok((ask[4] as u32, iova))
     }
@@ -138,7 +138,7 @@ impl Node {
         self.with(EVENT, &mut [8 | (event as u32 as u64) << 32])
     }
 
-    /// BAR 0 in the memory of this process, for the rest of its life.
+    /// Maps BAR 0 into this process, for the rest of the process's life.
     pub fn bar(&self) -> Result<*mut u8, i32> {
         let bytes = self.info()?.bar0_bytes;
         let both = libc::PROT_READ | libc::PROT_WRITE;
@@ -148,7 +148,7 @@ impl Node {
 
 /// A new mapping at an address of the kernel's choice.
 pub fn mapped(bytes: usize, prot: i32, flags: i32, fd: RawFd) -> Result<*mut u8, i32> {
-    // SAFETY: it touches nothing of ours.
+    // SAFETY: a new mapping changes no memory of this process.
     let raw = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, flags, fd, 0) };
     match raw == libc::MAP_FAILED {
         true => Err(errno()),
@@ -165,7 +165,7 @@ pub fn arena(bytes: usize) -> Result<*mut u8, String> {
 
 /// A counter that does not block its reader.
 pub fn eventfd() -> Result<File, String> {
-    // SAFETY: the call takes numbers, and gives a descriptor that is ours.
+    // SAFETY: the call takes numbers and returns a descriptor that this process owns.
     let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
     match fd {
         // SAFETY: the call has just created the descriptor, which nothing else owns.
@@ -174,13 +174,13 @@ pub fn eventfd() -> Result<File, String> {
     }
 }
 
-/// Whether the counter has something to tell within `seconds` seconds.
+/// Returns whether the counter can be read within `seconds` seconds.
 pub fn heard(event: &File, seconds: i32) -> bool {
     let mut poll = libc::pollfd {
         fd: event.as_raw_fd(),
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one structure, which lives.
+    // SAFETY: the call gets one structure, which lives.
     unsafe { libc::poll(&mut poll, 1, seconds * 1000) == 1 }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 const ENTRIES: usize = 16;
-/// Pages of the arena: the queues, and one for data.
+/// Number of pages of the arena: the queues, and one page for data.
 pub const PAGES: usize = 3;
 const DATA: usize = 2;
 const CAP_HIGH: usize = 0x4;
@@ -24,7 +24,7 @@ pub struct Nvme {
     bar: *mut u8,
     stride: usize,
     arena: *mut u8,
-    /// Where the controller finds each page of the arena.
+    /// Address of each page of the arena for the controller.
     iovas: [u64; PAGES],
     tail: usize,
     head: usize,
@@ -32,12 +32,12 @@ pub struct Nvme {
 }
 
 impl Nvme {
-    /// Maps an arena and enables the controller over it.
+    /// Maps an arena and enables the controller with queues in it.
     pub fn start(node: Node) -> Result<Self, String> {
         let arena = node::arena(PAGES * PAGE)?;
         let mut iovas = [0; PAGES];
         for (page, iova) in iovas.iter_mut().enumerate() {
-            // One by one: without an IOMMU they lie here and there.
+            // The pages are mapped one by one: without an IOMMU their addresses are not contiguous.
             let mapped = node.map((arena as usize + page * PAGE) as u64, PAGE);
             (_, *iova) = mapped.map_err(|errno| format!("MAP: errno {errno}"))?;
         }
@@ -64,12 +64,12 @@ impl Nvme {
     }
 
     fn read(&self, offset: usize) -> u32 {
-        // SAFETY: inside the mapped BAR.
+        // SAFETY: the register lies inside the mapped BAR.
         unsafe { self.at(offset).read_volatile() }
     }
 
     fn write(&self, offset: usize, value: u32) {
-        // SAFETY: inside the mapped BAR.
+        // SAFETY: the register lies inside the mapped BAR.
         unsafe { self.at(offset).write_volatile(value) }
     }
 
@@ -77,13 +77,13 @@ impl Nvme {
         self.read(CC) & 1 != 0
     }
 
-    /// Rings for a queue that the disabled controller does not have, as a driver does that has not heard of a stop:
+    /// Rings for a queue that the disabled controller does not have, as a driver does that does not know of a stop yet:
     /// QEMU logs it.
     pub fn ring_stale(&self) {
         self.write(DOORBELLS, 1);
     }
 
-    /// Enables it, with both queues empty.
+    /// Enables the controller with both queues empty.
     pub fn enable(&mut self) -> Result<(), String> {
         // SAFETY: the first two pages of the arena, which no queue uses: the controller is disabled.
         unsafe { self.arena.write_bytes(0, 2 * PAGE) };
@@ -120,7 +120,7 @@ impl Nvme {
             (10, 1),
         ];
         for (at, value) in words {
-            // SAFETY: inside the submission queue.
+            // SAFETY: the access stays inside the submission queue.
             unsafe { entry.add(at).write_volatile(value) };
         }
         self.tail = (self.tail + 1) % ENTRIES;
@@ -128,7 +128,7 @@ impl Nvme {
         self.write(DOORBELLS, self.tail as u32);
         let done = self.arena.wrapping_add(PAGE + 16 * self.head).cast::<u32>();
         for _ in 0..5000 {
-            // SAFETY: inside the completion queue.
+            // SAFETY: the access stays inside the completion queue.
             let word = unsafe { done.add(3).read_volatile() };
             if word >> 16 & 1 == self.phase {
                 self.head = (self.head + 1) % ENTRIES;

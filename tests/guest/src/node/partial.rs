@@ -1,8 +1,8 @@
-//! A MAP that fails half-way leaves nothing: no page pinned or counted, no address that the controller reaches, no
-//! handle.
+//! A MAP that fails half-way leaves nothing behind: no page pinned or counted, no address that the controller can
+//! access, no handle.
 //!
-//! Kernel memory runs out at every step of it: a cgroup limits the pages of the caller. A kernel that
-//! injects faults (CONFIG_FAULT_INJECTION) fails each allocation in turn, too.
+//! Kernel memory runs out at every step of a MAP: a cgroup limits the caller's pages. A kernel that injects faults
+//! (CONFIG_FAULT_INJECTION) also fails each allocation in turn.
 // UNSAFETY: writes to memory that it has mapped, and changes mappings of it.
 #![allow(unsafe_code)]
 
@@ -42,7 +42,7 @@ const LEAVE: u64 = 4;
 
 type Words = &'static [AtomicU64; PAGE / 8];
 
-/// What is mapped, and where this process sees it.
+/// The memory to map, and its address in this process.
 struct Subject {
     name: &'static str,
     seen: *mut u8,
@@ -102,12 +102,12 @@ impl Bench {
             .flat_map(|at| [at, at + TABLE - 1])
         {
             let at = subject.seen.wrapping_add(page * PAGE);
-            // SAFETY: a page of the subject's, which nothing else uses.
+            // SAFETY: the page belongs to the subject, and nothing else uses it.
             unsafe { at.write_bytes(FILLING, PAGE) };
             // The status is not checked: QEMU's controller reports success for bytes that did not arrive.
             let to = iova + (page * PAGE) as u64;
             self.nvme.identify_to(to, true).ok_or("no answer")?;
-            // SAFETY: as above; a controller may have written it.
+            // SAFETY: the page belongs to the subject; the read is volatile because a controller may have written it.
             let is_changed =
                 (0..PAGE).any(|byte| unsafe { at.add(byte).read_volatile() } != FILLING);
             reached += usize::from(is_changed);
@@ -131,7 +131,7 @@ impl Bench {
         }
     }
 
-    /// Maps and unmaps it, and returns its address, which the next MAP of it has again.
+    /// Maps and unmaps the subject, and returns its address, which the next MAP of it gets again.
     fn whole(&mut self, subject: &Subject) -> Result<u64, String> {
         let (handle, iova) = subject
             .map(&self.nvme.node)
@@ -150,7 +150,7 @@ impl Bench {
         unmapped.map_err(|errno| format!("UNMAP: errno {errno}"))
     }
 
-    /// One MAP by a child that has `budget` pages of kernel memory: its handle and address, or its errno.
+    /// Runs one MAP in a child that has `budget` pages of kernel memory; returns its handle and address, or its errno.
     fn attempt(&self, subject: &Subject, budget: usize) -> Result<Result<(u32, u64), i32>, String> {
         let words = self.words;
         for word in words {
@@ -220,7 +220,7 @@ impl Bench {
         ))
     }
 
-    /// Each allocation of a MAP fails in turn, where the kernel can do that.
+    /// Makes each allocation of a MAP fail in turn, if the kernel supports that.
     fn inject(&mut self, subject: &Subject) -> Outcome {
         let path = "/proc/thread-self/fail-nth";
         let open = || File::options().read(true).write(true).open(path);
@@ -230,7 +230,7 @@ impl Bench {
         let broken = |error| format!("{path}: {error}");
         let iova = self.whole(subject)?;
         for nth in 1..10_000 {
-            // It does not seek: each is read once.
+            // The file cannot seek, so it is opened for each number.
             let mut file = open().map_err(broken)?;
             file.write_all(nth.to_string().as_bytes()).map_err(broken)?;
             let ended = subject.map(&self.nvme.node);
@@ -271,9 +271,9 @@ fn reached_state(child: &Child, words: Words, state: u64) -> Outcome {
     Err(format!("a child has not come to state {state} within 60 s"))
 }
 
-/// What the child does. Without memory of its own it must fault nothing in: all that it needs is there before.
+/// The child's part. Its memory is limited, so it must not fault in any page: everything that it needs is there before.
 fn confined(node: &Node, subject: &Subject, words: Words) -> Outcome {
-    // What the whole of it needs beside the controller's queues.
+    // The limit is what the whole memory needs beside the controller's queues.
     limits::confine((BYTES + nvme::PAGES * PAGE) as u64)?;
     memory::touch(subject.seen, BYTES)?;
     let broken = |error| format!("{CGROUP}: {error}");
@@ -302,7 +302,7 @@ fn confined(node: &Node, subject: &Subject, words: Words) -> Outcome {
     Ok(())
 }
 
-/// Memory with something else in its middle: EFAULT, and nothing stays.
+/// Maps memory with a page of another kind in its middle: the error is EFAULT, and nothing stays mapped.
 fn interrupted(bench: &Bench) -> Outcome {
     const MANY: usize = 64;
     let start = node::arena(MANY * PAGE)?;
@@ -310,7 +310,7 @@ fn interrupted(bench: &Bench) -> Outcome {
     let at = start.wrapping_add(MANY / 2 * PAGE);
     let both = libc::PROT_READ | libc::PROT_WRITE;
     let put = |prot, flags, fd| {
-        // SAFETY: a page of the arena, which holds nothing.
+        // SAFETY: the page belongs to the arena, which holds no Rust value.
         let put = unsafe { libc::mmap(at.cast(), PAGE, prot, flags | libc::MAP_FIXED, fd, 0) };
         match put == libc::MAP_FAILED {
             true => Err(format!("mmap: errno {}", node::errno())),
@@ -328,7 +328,7 @@ fn interrupted(bench: &Bench) -> Outcome {
             put(both, shared, empty.as_raw_fd())
         }),
         ("a hole", &|| {
-            // SAFETY: as above.
+            // SAFETY: the page belongs to the arena, which holds no Rust value.
             match unsafe { libc::munmap(at.cast(), PAGE) } {
                 0 => Ok(()),
                 _ => Err(format!("munmap: errno {}", node::errno())),
@@ -354,7 +354,7 @@ fn interrupted(bench: &Bench) -> Outcome {
     bench.unmap(handle)
 }
 
-/// All of it. The memory controller of cgroups is on, below [`CGROUP`], too.
+/// Runs all parts. The memory controller of cgroups is on, also below [`CGROUP`].
 pub fn run(address: &str) -> Outcome {
     let subjects = subjects()?;
     let nvme = Nvme::start(Node::opened(address)?)?;

@@ -6,8 +6,8 @@ use super::nvme::Nvme;
 use super::stops::{event_fd, failed};
 use guest_tests::Outcome;
 
-/// The opener hears of it, its calls end with an error, and an access to the BAR is a SIGBUS. Nothing waits for the
-/// opener: `grace_ms` is as long as it may be.
+/// The opener gets an event, its calls end with an error, and an access to the BAR is a SIGBUS. Nothing waits for the
+/// opener: `grace_ms` has its largest value.
 pub fn run(address: &str, port: &str) -> Outcome {
     let opener = Child::run(|| match pulled_out(address, port) {
         // SIGBUS ends the process.

@@ -1,4 +1,4 @@
-//! Who may open the node, and that nothing happens before that is decided.
+//! Checks who may open the node, and that an open that is refused changes nothing.
 
 use super::machine::{NO_INTX, command, is_master};
 use super::memory;
@@ -7,7 +7,7 @@ use super::nvme::Nvme;
 use guest_tests::Outcome;
 use std::os::fd::AsRawFd;
 
-/// Opening ends with `errno`, and the function is as it was: no master of the bus.
+/// Opening ends with `errno`, and the function is not changed: it is no master of the bus.
 pub fn refused(address: &str, errno: i32) -> Outcome {
     for _ in 0..3 {
         match Node::open(address) {
@@ -45,7 +45,7 @@ pub fn opens(address: &str, strict: bool) -> Outcome {
     Ok(())
 }
 
-/// Pages of a program are memory of no peer: asked for as such, they are not mapped.
+/// Pages of a program are not memory of a peer: a request to map them as such is refused.
 pub fn no_peer(address: &str) -> Outcome {
     let node = Node::opened(address)?;
     let page = node::arena(node::PAGE)? as u64;
@@ -60,7 +60,7 @@ pub fn no_peer(address: &str) -> Outcome {
     }
 }
 
-/// Memory that the program may read alone is not mapped: the controller would write it.
+/// Memory that the program may only read is not mapped, because the controller would write it.
 pub fn read_only(address: &str) -> Outcome {
     let node = Node::opened(address)?;
     let memory = memory::memfd(node::PAGE)?;

@@ -1,4 +1,4 @@
-//! What stops the function: resets by others, sleep, a reset that there is not, an end with commands under way.
+//! Events that stop the function: resets by others, sleep, a reset that is missing, an end with commands under way.
 // UNSAFETY: looks at an arena that a controller might have written.
 #![allow(unsafe_code)]
 
@@ -12,8 +12,8 @@ pub fn failed(what: &'static str) -> impl Fn(i32) -> String {
     move |errno| format!("{what}: errno {errno}")
 }
 
-/// After `stop` the opener has heard of it, and finds the controller disabled once it is over; it can be enabled, and
-/// reset.
+/// After `stop` the opener has got an event, and finds the controller disabled once the stop is over. The controller
+/// can be enabled and reset.
 pub fn stopped(address: &str, stop: impl FnOnce() -> Outcome) -> Outcome {
     let mut nvme = Nvme::start(Node::opened(address)?)?;
     let event = node::eventfd()?;
@@ -75,7 +75,7 @@ pub fn by_sleep(address: &str) -> Outcome {
     Ok(())
 }
 
-/// Each opener hears of its own events, however soon after the last one it comes.
+/// Each opener gets its own events, however soon it opens the node after the last opener.
 pub fn next_opener(address: &str, rounds: u64) -> Outcome {
     for round in 0..rounds {
         let ready = &machine::shared()?[0];
@@ -95,7 +95,7 @@ pub fn next_opener(address: &str, rounds: u64) -> Outcome {
         while ready.load(std::sync::atomic::Ordering::SeqCst) == 0 {
             std::thread::yield_now();
         }
-        // Without a pause: it comes as soon as it can.
+        // There is no pause: the second opener opens the node as soon as it can.
         let node = loop {
             match Node::open(address) {
                 Err(libc::EBUSY) => {}
@@ -116,8 +116,8 @@ pub fn next_opener(address: &str, rounds: u64) -> Outcome {
     Ok(())
 }
 
-/// Without a reset of its own the controller is disabled instead: RESET says so, and the next opener finds none of
-/// the last one's queues.
+/// If the function has no reset, the controller is disabled instead: RESET reports it, and the next opener finds no
+/// queues of the last one.
 pub fn without_reset(address: &str) -> Outcome {
     machine::reset_methods(address, "\n").map_err(|error| format!("reset_method: {error}"))?;
     let outcome = without_any(address);

@@ -1,4 +1,4 @@
-//! Calls whose argument is memory that another thread, or another process, provides when it likes hold up nobody else.
+//! Calls whose argument is memory that another thread or process provides later must not delay other processes.
 // UNSAFETY: userfaultfd by system calls, over memory of this module that nothing else uses.
 #![allow(unsafe_code)]
 
@@ -28,9 +28,9 @@ enum Provider {
 }
 
 impl Absent {
-    /// By a thread of this process, which hears of its faults.
+    /// Provides the page by a thread of this process, which gets its page faults.
     fn by_faults() -> Result<Self, String> {
-        // SAFETY: takes flags, and gives a descriptor that is ours.
+        // SAFETY: the call takes flags, and returns a descriptor that this process owns.
         let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) } as i32;
         if fd < 0 {
             return Err(format!("userfaultfd: errno {}", node::errno()));
@@ -49,7 +49,7 @@ impl Absent {
         })
     }
 
-    /// By a process that serves a file system.
+    /// Provides the page by a process that serves a file system.
     fn by_server() -> Result<Self, String> {
         let file = SlowFile::mount("/tmp/slow")?;
         Ok(Self {
@@ -109,7 +109,7 @@ fn others_go_on(address: &str) -> Outcome {
     }
 }
 
-/// One call waits for memory; the others, and an unbind, do not wait for it.
+/// One call waits for memory; other calls and an unbind do not wait for it.
 fn held_up(
     address: &str,
     what: &str,
@@ -147,7 +147,7 @@ fn held_up(
     machine::bind(address)
 }
 
-/// Each kind of memory in each place of a call.
+/// Tests each kind of memory in each argument of a call.
 pub fn run(address: &str) -> Outcome {
     for (by, make) in [
         (
@@ -165,12 +165,12 @@ pub fn run(address: &str) -> Outcome {
             let what = format!("{what} by {by}");
             held_up(address, &what, make, |node, page| node.call(number, page))?;
         }
-        // Its pages are pinned, which waits for them.
+        // The pages are pinned, which waits for their content.
         let what = format!("MAP of such memory by {by}");
         held_up(address, &what, make, |node, page| {
             node.map(page, PAGE).map(drop)
         })?;
-        // It is mapped, and its address cannot be written to the caller.
+        // The memory is mapped, but its address cannot be written to the caller.
         let what = format!("the list of MAP by {by}");
         held_up(address, &what, make, |node, page| {
             let memory = node::arena(PAGE).map_err(|_| 0)? as u64;

@@ -23,7 +23,7 @@ fn command_dword_0() {
             (sqe.opcode(), sqe.fuse(), sqe.psdt(), sqe.cid()),
             (opcode, fuse, psdt, Cid(cid))
         );
-        // Neither the identifier nor the data pointer disturbs what lies beside it.
+        // Neither the identifier nor the data pointer changes a neighbouring field.
         assert_eq!(sqe.with_cid(Cid(0x55AA)).cdw0, cdw0 & 0xFFFF | 0x55AA_0000);
         assert_eq!(sqe.with_prps(0, 0).cdw0, cdw0 & 0xFFFF_3FFF);
         assert_eq!(sqe.with_sgl([0, 0]).cdw0, cdw0 & 0xFFFF_3FFF | 0x4000);

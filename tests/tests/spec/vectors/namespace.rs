@@ -207,7 +207,7 @@ fn descriptors_that_do_not_fit_end_the_list() {
         descriptors(&hex("01 01 00 00 aa 02 ff 00 00 bb")).count(),
         1
     );
-    // As many as a page can hold: 819 of 5 bytes.
+    // A page can hold at most this many descriptors: 819 of 5 bytes.
     let dense: Vec<u8> = [9, 1, 0, 0, 1].into_iter().cycle().take(4096).collect();
     assert_eq!(descriptors(&dense).count(), 819);
 }

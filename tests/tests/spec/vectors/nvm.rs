@@ -1,4 +1,4 @@
-//! Submission queue entries of the NVM command set's builders, and what their buffers hold.
+//! Submission queue entries from the NVM command set's builders, and the content of their buffers.
 
 use super::{NONE, assert_sqe, hex};
 use nvme_core::spec::nvm::{self, DsmRange};

@@ -5,7 +5,7 @@ use nvme_core::spec::feature::*;
 use nvme_core::spec::log_page::{AsyncEvent, error_event, event_type};
 use nvme_core::spec::register::*;
 
-/// For each field: its largest value sets exactly the bits of the mask, and no other bit reaches it.
+/// For each field: its largest value sets exactly the bits of the mask, and no other bit changes it.
 macro_rules! masks {
     ($type:ident: $($get:ident, $set:ident, $max:expr, $mask:expr;)*) => {
         $({

@@ -1,4 +1,4 @@
-//! The test programs of a `cargo test`, several at a time. Cargo runs one after the other, and most of them wait
+//! Runs the test programs of a `cargo test`, several at a time. Cargo runs one after the other, and most of them wait
 //! more than they compute: for deadlines that pass, for processes that they start.
 
 use chores::process::{Failure, output, root, shown, target_dir};
@@ -10,10 +10,10 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How many run at the same time. Each has as many threads as there are processors.
+/// Number of programs that run at the same time. Each has as many threads as there are processors.
 const AT_ONCE: usize = 2;
-/// Those that take longest, by the name of their target: they start first, so that none of them runs alone at
-/// the end. A name that is missing here costs time, nothing else.
+/// The programs that take longest, by the name of their target: they start first, so that none of them runs alone at
+/// the end. A name that is missing here costs only time.
 const LONGEST: [&str; 10] = [
     "cli",
     "stand_in",
@@ -27,11 +27,11 @@ const LONGEST: [&str; 10] = [
     "recovery_in_use",
 ];
 
-/// Those whose stand-in of a GPU has a thread for each group of a kernel, which waits without sleeping. Beside another
-/// program they take five times as long as alone: each exchange with the simulated drive waits for a processor.
+/// Programs whose stand-in of a GPU has a thread for each group of a kernel, which waits without sleeping. Beside
+/// another program they take five times as long as alone: each exchange with the simulated drive waits for a processor.
 const SPINNING: [&str; 3] = ["stand_in", "gpu", "gpu_trace"];
 
-/// One program, and how it is started.
+/// One program and the command that starts it.
 struct Program {
     name: String,
     start: Command,
@@ -93,7 +93,7 @@ fn built(
     }
 }
 
-/// The test programs in what cargo says that it has built, to run in their packages' folders as cargo would.
+/// Returns the test programs in cargo's output, to be run in their packages' folders as cargo would.
 fn programs(told: &str, words: &[&str]) -> Vec<Program> {
     let tests = told.lines().filter(|line| is_test(line));
     let program = |line| {
@@ -121,7 +121,7 @@ fn target(name: &str) -> &str {
     name.rsplit_once('-').map_or(name, |(target, _)| target)
 }
 
-/// Whether a message of cargo's is about a program that libtest is in.
+/// Returns whether a message of cargo is about a program that libtest is in.
 fn is_test(line: &str) -> bool {
     let profile = line.split_once(r#""profile":{"#);
     let profile = profile.and_then(|(_, rest)| rest.split_once('}'));
@@ -134,7 +134,7 @@ fn member<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     rest.split_once('"').map(|(value, _)| value)
 }
 
-/// Runs all, and prints what each has printed when it ends; their output lies in `logs`, too.
+/// Runs all programs, and prints the output of each when it ends; the output is also kept in `logs`.
 fn run_all(programs: Vec<Program>, logs: &Path) -> Result<Counts, Failure> {
     std::fs::create_dir_all(logs)
         .map_err(|error| Failure::new(format!("{}: {error}", logs.display())))?;
@@ -167,7 +167,8 @@ fn run_all(programs: Vec<Program>, logs: &Path) -> Result<Counts, Failure> {
     Ok(counts)
 }
 
-/// Runs one to its end: its counts and what it printed. One that fails without a failed test counts as one.
+/// Runs one program to its end; returns its counts and its output. A program that fails without a failed test counts as
+/// one failure.
 fn run_one(mut program: Program, logs: &Path) -> Result<(Counts, String), Failure> {
     let log = logs.join(format!("{}.log", program.name));
     let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", log.display()));
