@@ -7,6 +7,7 @@ use crate::begun::{BegunRead, BegunState};
 use crate::dtypes::{element, scale_format};
 use crate::error::ExceptionParts;
 use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
+use crate::on_store::OnStore;
 use crate::operation::PyOperation;
 use crate::store::{Open, PyStore};
 use crate::view::{MemoryPiece, PyView};
@@ -81,6 +82,8 @@ pub struct PyTable {
     scales: Option<Py<PyView>>,
     /// Content of rows that a gather cannot read, and whether they are an error.
     failed: (FailedContent, FailureReport),
+    /// The table with its cache of rows in GPU memory.
+    cached: Option<Arc<OnStore<nvme_host::Table>>>,
     flights: Arc<LaunchedTransfers>,
 }
 
@@ -126,15 +129,17 @@ impl PyTable {
             flights: Arc::clone(&self.flights),
             widen: self.widen.clone(),
             scales: self.scales.as_ref().map(|scales| scales.clone_ref(py)),
+            cached: self.cached.clone(),
             ..*self
         }
     }
 
     fn get(&self) -> Result<(Open, nvme_host::Table), ExceptionParts> {
         let store = self.store.get().get()?;
-        let table = match &self.ranges {
-            Some(ranges) => store.table_of(ranges)?,
-            None => store.table(self.offset, self.rows, self.row_bytes)?,
+        let table = match (&self.cached, &self.ranges) {
+            (Some(cached), _) => cached.get()?,
+            (None, Some(ranges)) => store.table_of(ranges)?,
+            (None, None) => store.table(self.offset, self.rows, self.row_bytes)?,
         };
         Ok((store, table.with_failed_rows(self.failed.0)))
     }
@@ -305,11 +310,28 @@ impl PyTable {
             widen: None,
             scales: None,
             failed: (FailedContent::Zeros, FailureReport::Table),
+            cached: None,
             flights: Arc::default(),
         };
         table.get()?;
         table.store.get().add_table(&table.flights);
         Ok(table)
+    }
+
+    /// Returns the same rows with a cache of `bytes` bytes in GPU memory, which tables made of it share.
+    fn cached(&self, py: Python<'_>, bytes: u64) -> PyResult<Self> {
+        let (store, table) = self.get()?;
+        let made = py.detach(|| {
+            let made = table.cached(bytes);
+            drop(store);
+            made
+        });
+        let made = made.map_err(ExceptionParts::from)?;
+        let cached = OnStore::new(self.store.get(), "table with a cache", made);
+        Ok(Self {
+            cached: Some(Arc::new(cached)),
+            ..self.cloned(py)
+        })
     }
 
     /// Returns the same rows, whose elements of the dtype `stored` are converted to `dtype`.

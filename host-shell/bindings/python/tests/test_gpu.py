@@ -388,3 +388,44 @@ def test_a_store_that_is_closed_between_the_halves():
     with pytest.raises(nvme_gpu.NvmeGpuError, match="closed"):
         begun.result()
     del begun
+
+
+def test_rows_that_come_again_are_read_from_the_cache(tmp_path):
+    """The image is changed behind the drive's back: what is still as it was came from the cache."""
+    image = tmp_path / "image"
+    image.write_bytes(b"".join(bytes([number]) * 4096 for number in range(80)) + bytes(1 << 20))
+    with nvme_gpu.open(f"sim:{image}?queues=32&threads=2", gpu=0) as store:
+        table = store.table(0, shape=(80, 1024), dtype="float32")
+        cached, ids = table.cached(4 << 20), Device(range(40))
+        found = cached[ids].tobytes()
+        assert found == b"".join(bytes([number]) * 4096 for number in range(40))
+        with image.open("r+b") as file:
+            file.write(b"\xff" * 40 * 4096)
+        assert table[ids].tobytes() == b"\xff" * 40 * 4096
+        for _ in range(3):
+            assert cached[ids].tobytes() == found
+        # Tables that are made of it share its cache.
+        assert cached.with_on_error("nan")[ids].tobytes() == found
+        assert cached[Device([41])].tobytes() == bytes([41]) * 4096
+        # A write makes the whole cache stale.
+        store.write(bytes(4096), 79 * 4096)
+        assert cached[ids].tobytes() == b"\xff" * 40 * 4096
+        wide = store.table(0, shape=(80, 2048), dtype="float16", to="float32").cached(4 << 20)
+        assert wide.dtype == "float32" and wide[Device([42])].shape == (1, 2048)
+    with pytest.raises(nvme_gpu.Usage, match="closed"):
+        cached[[1]].tobytes()
+
+
+def test_a_cache_that_cannot_be():
+    with nvme_gpu.open(SIM) as store:
+        with pytest.raises(nvme_gpu.Usage, match="GPU"):
+            rows_of(store, 10, 4).cached(1 << 20)
+    with nvme_gpu.open(SIM_GPU, gpu=0) as store:
+        table = rows_of(store, 10, 1024)
+        with pytest.raises(nvme_gpu.Usage, match="smaller than one set"):
+            table.cached(4096)
+        for wrong in (0, 1 << 62):
+            with pytest.raises(nvme_gpu.Usage):
+                table.cached(wrong)
+        with pytest.raises(TypeError):
+            table.cached("1GiB")

@@ -50,11 +50,13 @@ class TableSettings(NamedTuple):
     def table(self, weight: str, shape: tuple[int, int], scales: str | None, device: Any) -> Any:
         """The table of bf16 rows of ``weight``, for ids on ``device``, a torch.device."""
         options = dict(self.options)
+        cache_bytes = options.pop("cache_bytes", None)
         if device.type == "cuda":
             options.setdefault("gpu", device.index)
         if scales is not None:
             options["scales"] = scales
-        return lookup_table(self.source, weight, shape=shape, to="bfloat16", on_error=self.on_error, **options)
+        found = lookup_table(self.source, weight, shape=shape, to="bfloat16", on_error=self.on_error, **options)
+        return found if cache_bytes is None else found.cached(cache_bytes)
 
 
 def check_rows(layer_id: int, rows: int, loaded: Any) -> None:

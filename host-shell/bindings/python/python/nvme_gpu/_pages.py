@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from . import _buffers, _native
+from ._arguments import whole
 from ._errors import NvmeGpuError, PageMiss, Usage, in_short
 from ._held import Held, OneProcess
-from ._store import Pending, Store, _whole
+from ._store import Pending, Store
 
 PageOutcome = Literal["stored", "present", "in_progress", "no_room"]
 _OUTCOMES: tuple[PageOutcome, ...] = get_args(PageOutcome)
@@ -105,11 +106,11 @@ class PageStore(Held):
         if create not in _CREATE:
             raise Usage(f"create is {in_short(create)!r}", "use 'auto', 'never' or 'always'")
         area = (
-            _whole("offset", offset, 0, _FAR),
-            None if nbytes is None else _whole("nbytes", nbytes, 0, _FAR),
-            _whole("page_bytes", page_bytes, 1, 1 << 30),
+            whole("offset", offset, 0, _FAR),
+            None if nbytes is None else whole("nbytes", nbytes, 0, _FAR),
+            whole("page_bytes", page_bytes, 1, 1 << 30),
         )
-        numbers = (_whole("block_tokens", block_tokens, 0, 0xFFFF_FFFF), _whole("group", group, 0, 0xFFFF_FFFF))
+        numbers = (whole("block_tokens", block_tokens, 0, 0xFFFF_FFFF), whole("group", group, 0, 0xFFFF_FFFF))
         self._store = store
         self._native = _native.PageStore(store._native, area, texts, numbers, create)
 
@@ -135,7 +136,7 @@ class PageStore(Held):
 
     def keys(self, block_hashes: Iterable[bytes], part: int = 0) -> list[bytes]:
         """The keys of part ``part``, as the number of a layer, of the blocks that the engine knows by ``block_hashes``."""
-        return self._native.keys([_bytes(one) for one in block_hashes], _whole("part", part, 0, 0xFFFF_FFFF))
+        return self._native.keys([_bytes(one) for one in block_hashes], whole("part", part, 0, 0xFFFF_FFFF))
 
     def contains(self, keys: Iterable[bytes]) -> list[bool]:
         """For each key whether its page is found. Loading it may still show that it is lost."""

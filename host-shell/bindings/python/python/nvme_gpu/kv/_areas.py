@@ -9,9 +9,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from .._arguments import whole
 from .._errors import NvmeGpuError, Usage, listed
 from .._pages import PageStore
-from .._store import Store, _whole, open
+from .._store import Store, open
 
 
 class AreaOptions(NamedTuple):
@@ -45,8 +46,8 @@ class AreaOptions(NamedTuple):
 
     def open(self, rank: int, ranks: int, page_bytes: int, **fingerprint: Any) -> PageStore:
         """The page store of rank ``rank`` of ``ranks`` that share the device. Closing its store closes it."""
-        offset = _whole("offset", self.offset, 0, (1 << 62) - 1)
-        nbytes = None if self.nbytes is None else _whole("nbytes", self.nbytes, 1, (1 << 62) - 1)
+        offset = whole("offset", self.offset, 0, (1 << 62) - 1)
+        nbytes = None if self.nbytes is None else whole("nbytes", self.nbytes, 1, (1 << 62) - 1)
         if ranks > 1 and nbytes is None:
             raise Usage(f"{ranks} ranks have one device, and nbytes is not set", "set nbytes to the share of one rank")
         store = open(
