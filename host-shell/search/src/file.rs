@@ -82,10 +82,11 @@ impl VectorFile {
         }?;
         let is_one = |number: u32, most: u64| (1..=most).contains(&number.into());
         if !is_one(found.count, MOST_NODES) || !is_one(found.elements, MOST_ELEMENTS.into()) {
-            let cause = format!("it holds {} vectors of {}", found.count, found.elements);
-            let remedy =
-                format!("use 1 to {MOST_NODES} vectors of 1 to {MOST_ELEMENTS} elements each");
-            return Err(found.refused(&cause, &remedy));
+            let cause = format!(
+                "it holds {} vectors of {} elements, and an index takes 1 to {MOST_NODES} of 1 to {MOST_ELEMENTS}",
+                found.count, found.elements
+            );
+            return Err(found.refused(&cause, "write a file within these limits"));
         }
         Ok(found)
     }
@@ -173,9 +174,8 @@ impl VectorFile {
     }
 
     fn count_of(&self, count: u64) -> Result<u32> {
-        let cause = format!("it holds {count} vectors");
-        let remedy = format!("use {MOST_NODES} at most");
-        u32::try_from(count).map_err(|_| self.refused(&cause, &remedy))
+        let cause = format!("it holds {count} vectors, and an index takes {MOST_NODES} at most");
+        u32::try_from(count).map_err(|_| self.refused(&cause, "write a file of fewer vectors"))
     }
 
     /// Reads the numbers of vectors and of elements from the header.
@@ -217,16 +217,25 @@ impl VectorFile {
     fn set_array(&mut self) -> Result<()> {
         let catalog = Catalog::of_file(&self.path)?;
         let ([array], true) = (catalog.entries(), catalog.files().is_empty()) else {
-            let cause = format!("it has {} tensors", catalog.entries().len());
-            return Err(self.refused(&cause, "use a file of its own with one"));
+            let cause = match catalog.entries().len() {
+                1 => "its tensor lies in another file, and vectors are read from one".to_owned(),
+                tensors => {
+                    format!("it has {tensors} tensors, and vectors are read from a file with one")
+                }
+            };
+            return Err(self.refused(&cause, "save the vectors alone in a file"));
         };
         let [count, elements] = array.shape[..] else {
             let lengths = array.shape.len();
-            let cause = format!("its array has {lengths} lengths");
-            return Err(self.refused(&cause, "save an array of the shape (vectors, elements)"));
+            let cause =
+                format!("its array has {lengths} lengths, not the two of (vectors, elements)");
+            return Err(self.refused(&cause, "save an array of that shape"));
         };
         let Some(element) = ElementType::of_name(array.dtype.name()) else {
-            let cause = format!("its elements are {}", array.dtype.name());
+            let cause = format!(
+                "its elements are {}, which no index takes",
+                array.dtype.name()
+            );
             let remedy = "save a copy of float32, float16, bfloat16, int8 or uint8";
             return Err(self.refused(&cause, remedy));
         };

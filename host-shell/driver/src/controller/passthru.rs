@@ -293,7 +293,7 @@ impl Controller {
         let room = match set.moves(sqe, block) {
             PassthruLength::Exactly(own) if own != bytes => {
                 return Err(Error::usage(
-                    format!("{what} moves {own} bytes by its own fields, the data has {bytes}"),
+                    format!("{what} moves {own} bytes by its own fields, and the data has {bytes}"),
                     format!("use a data length of {own}, or change the command dwords"),
                 ));
             }
@@ -301,7 +301,7 @@ impl Controller {
             PassthruLength::AtMost(own) if own > most => {
                 return Err(Error::usage(
                     format!(
-                        "{what} moves up to {own} bytes by its own fields, more than {most}, {}",
+                        "{what} moves up to {own} bytes by its own fields, which is more than {most}, {}",
                         self.whose_limit(most)
                     ),
                     "change the command dwords",

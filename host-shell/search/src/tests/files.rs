@@ -153,7 +153,7 @@ fn bytes_that_do_not_add_up_are_refused_by_name() {
             "none.u8bin",
             &[&counts(0, 4)],
             None,
-            "it holds 0 vectors of 4",
+            "it holds 0 vectors of 4 elements, and an index takes 1 to ",
         ),
         (
             "flat.u8bin",
@@ -216,13 +216,13 @@ fn bytes_that_do_not_add_up_are_refused_by_name() {
             "flat.npy",
             &[&npy("<f4", "(6,)"), &ones],
             None,
-            "has 1 lengths",
+            "has 1 lengths, not the two of (vectors, elements)",
         ),
         (
             "wide.npy",
             &[&npy("<f8", "(1, 3)"), &ones],
             None,
-            "its elements are float64",
+            "its elements are float64, which no index takes",
         ),
         (
             "long.npy",

@@ -107,7 +107,7 @@ impl WriteArgs {
             return Ok(());
         }
         Err(Error::usage(
-            format!("{deed} {}", device.name()),
+            format!("{deed} {}, whose data are guarded", device.name()),
             "add --allow-write if that is what you want",
         ))
     }
