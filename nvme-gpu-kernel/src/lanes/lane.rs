@@ -151,26 +151,32 @@ pub type Clock = Rc<dyn Fn() -> u64>;
 
 /// A thread of a launch.
 ///
-/// It is created when its block starts and runs on its own stack; stacks are reused, since a test launches
-/// many thousands of threads.
+/// It runs on its own stack from its first turn on. Stacks are reused, since a test launches many thousands of threads:
+/// those that call no collective all run on one.
 pub(super) struct LaunchLane {
     pub here: Box<LaneState>,
+    /// Until the first turn.
+    kernel: Option<Rc<dyn Fn()>>,
     coroutine: Option<Coroutine<u64, CollectiveCall, (), DefaultStack>>,
 }
 
 impl LaunchLane {
     pub fn new(here: LaneState, kernel: Rc<dyn Fn()>) -> Self {
+        Self {
+            here: Box::new(here),
+            kernel: Some(kernel),
+            coroutine: None,
+        }
+    }
+
+    fn begin(kernel: Rc<dyn Fn()>) -> Coroutine<u64, CollectiveCall, (), DefaultStack> {
         let stack = stacks().pop();
         let stack = stack
             .unwrap_or_else(|| DefaultStack::new(STACK_BYTES).expect("memory for a lane's stack"));
-        let coroutine = Coroutine::with_stack(stack, move |yielder, _| {
+        Coroutine::with_stack(stack, move |yielder, _| {
             self::here().yielder.set(core::ptr::from_ref(yielder));
             kernel();
-        });
-        Self {
-            here: Box::new(here),
-            coroutine: Some(coroutine),
-        }
+        })
     }
 
     /// Runs the lane until its next call; returns `None` when it has ended.
@@ -183,6 +189,9 @@ impl LaunchLane {
             }
         }
         let before = Before(HERE.replace(&raw const *self.here));
+        if let Some(kernel) = self.kernel.take() {
+            self.coroutine = Some(Self::begin(kernel));
+        }
         let coroutine = self.coroutine.as_mut()?;
         let result = coroutine.resume(answer);
         drop(before);
