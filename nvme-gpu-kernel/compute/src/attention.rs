@@ -4,68 +4,70 @@
 
 use crate::arch::{FloatArray, exp, sum_of_warp, thread, warp};
 use crate::{AttentionParameters, RopeParameters};
-use nvme_gpu_kernel::arch;
+use nvme_gpu_kernel::{arch, entry};
 
-/// Rotates queries and keys by their positions, and writes keys and values into the cache. A thread takes one
-/// pair of elements a turn.
-///
-/// # Safety
-/// All memory that [`RopeParameters`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_rope(rope: RopeParameters) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let numbers = |address| unsafe { FloatArray::at(address) };
-    let (queries, keys, values) = (
-        numbers(rope.queries),
-        numbers(rope.keys),
-        numbers(rope.values),
-    );
-    let (key_cache, value_cache) = (numbers(rope.key_cache), numbers(rope.value_cache));
-    let angles = numbers(rope.angles);
-    let pairs = u64::from(rope.head_elements / 2);
-    let heads = u64::from(rope.heads + rope.kv_heads);
-    let (mut at, threads) = thread();
-    while at < u64::from(rope.tokens) * heads * pairs && heads != 0 && pairs != 0 {
-        let (pair, head, token) = (at % pairs, at / pairs % heads, at / pairs / heads);
-        let position = token + u64::from(rope.position);
-        let angle = (position * pairs + pair) * 2;
-        let (cos, sin) = (angles.load(angle), angles.load(angle + 1));
-        let turned = |from: FloatArray, first: u64| {
-            let (a, b) = (from.load(first), from.load(first + 1));
-            (a * cos - b * sin, a * sin + b * cos)
-        };
-        if head < u64::from(rope.heads) {
-            let first = ((token * u64::from(rope.heads) + head) * pairs + pair) * 2;
-            let (a, b) = turned(queries, first);
-            queries.store(first, a);
-            queries.store(first + 1, b);
-        } else {
-            let (head, kv_heads) = (head - u64::from(rope.heads), u64::from(rope.kv_heads));
-            let first = ((token * kv_heads + head) * pairs + pair) * 2;
-            let to = ((position * kv_heads + head) * pairs + pair) * 2;
-            let (a, b) = turned(keys, first);
-            key_cache.store(to, a);
-            key_cache.store(to + 1, b);
-            value_cache.store(to, values.load(first));
-            value_cache.store(to + 1, values.load(first + 1));
+entry! {
+    /// Rotates queries and keys by their positions, and writes keys and values into the cache. A thread takes one
+    /// pair of elements a turn.
+    ///
+    /// # Safety
+    /// All memory that [`RopeParameters`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_rope(rope: RopeParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let numbers = |address| unsafe { FloatArray::at(address) };
+        let (queries, keys, values) = (
+            numbers(rope.queries),
+            numbers(rope.keys),
+            numbers(rope.values),
+        );
+        let (key_cache, value_cache) = (numbers(rope.key_cache), numbers(rope.value_cache));
+        let angles = numbers(rope.angles);
+        let pairs = u64::from(rope.head_elements / 2);
+        let heads = u64::from(rope.heads + rope.kv_heads);
+        let (mut at, threads) = thread();
+        while at < u64::from(rope.tokens) * heads * pairs && heads != 0 && pairs != 0 {
+            let (pair, head, token) = (at % pairs, at / pairs % heads, at / pairs / heads);
+            let position = token + u64::from(rope.position);
+            let angle = (position * pairs + pair) * 2;
+            let (cos, sin) = (angles.load(angle), angles.load(angle + 1));
+            let turned = |from: FloatArray, first: u64| {
+                let (a, b) = (from.load(first), from.load(first + 1));
+                (a * cos - b * sin, a * sin + b * cos)
+            };
+            if head < u64::from(rope.heads) {
+                let first = ((token * u64::from(rope.heads) + head) * pairs + pair) * 2;
+                let (a, b) = turned(queries, first);
+                queries.store(first, a);
+                queries.store(first + 1, b);
+            } else {
+                let (head, kv_heads) = (head - u64::from(rope.heads), u64::from(rope.kv_heads));
+                let first = ((token * kv_heads + head) * pairs + pair) * 2;
+                let to = ((position * kv_heads + head) * pairs + pair) * 2;
+                let (a, b) = turned(keys, first);
+                key_cache.store(to, a);
+                key_cache.store(to + 1, b);
+                value_cache.store(to, values.load(first));
+                value_cache.store(to + 1, values.load(first + 1));
+            }
+            at += threads;
         }
-        at += threads;
     }
 }
 
-/// Computes attention. A warp takes one head of a token a turn: it reads the positions once, and rescales its
-/// partial result when a larger product appears.
-///
-/// # Safety
-/// All memory that [`AttentionParameters`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_attention(attention: AttentionParameters) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe {
-        match attention.head_elements {
-            ..=64 => heads::<2>(&attention),
-            65..=128 => heads::<4>(&attention),
-            _ => heads::<8>(&attention),
+entry! {
+    /// Computes attention. A warp takes one head of a token a turn: it reads the positions once, and rescales its
+    /// partial result when a larger product appears.
+    ///
+    /// # Safety
+    /// All memory that [`AttentionParameters`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_attention(attention: AttentionParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        unsafe {
+            match attention.head_elements {
+                ..=64 => heads::<2>(&attention),
+                65..=128 => heads::<4>(&attention),
+                _ => heads::<8>(&attention),
+            }
         }
     }
 }

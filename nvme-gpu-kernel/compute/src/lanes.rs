@@ -3,6 +3,7 @@
 // UNSAFETY: loads and stores at addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+use crate::VECTOR_ELEMENTS;
 use crate::strip::WINDOW_BYTES;
 pub use nvme_formats::f32_of_f16 as of_half;
 use nvme_gpu_kernel::arch;
@@ -11,6 +12,16 @@ use nvme_gpu_kernel::rows::{BLOCK_WARPS, GatherLaunch};
 /// Returns 2 to the power of `x`.
 pub fn exp2(x: f32) -> f32 {
     x.exp2()
+}
+
+/// Returns e to the power of `x`.
+pub fn exp(x: f32) -> f32 {
+    exp2(x * core::f32::consts::LOG2_E)
+}
+
+/// Returns the square root, correctly rounded.
+pub fn sqrt(x: f32) -> f32 {
+    x.sqrt()
 }
 
 /// Returns the larger number; the other one if one is NaN.
@@ -53,6 +64,26 @@ pub unsafe fn load_8(from: u64, there: bool) -> [u32; 2] {
     // SAFETY: this function's caller vouches for the 8 bytes.
     let both = unsafe { arch::load_u64(from) };
     [both as u32, (both >> 32) as u32]
+}
+
+/// Loads 16 bytes of memory; returns zeros unless `there` is true.
+///
+/// # Safety
+/// If `there` is true, the 16 bytes are allocated and nothing writes them meanwhile; the address is a multiple
+/// of 16.
+pub unsafe fn load_128(from: u64, there: bool) -> [u32; 4] {
+    if !there {
+        return [0; 4];
+    }
+    assert!(from.is_multiple_of(16), "16 bytes at {from:#x}");
+    // SAFETY: this function's caller vouches for the 16 bytes.
+    [0, 4, 8, 12].map(|at| unsafe { arch::load_u32(from + at) })
+}
+
+/// Returns 32 bits of the 64-bit value `high:low`, from bit `shift` on; for a `shift` of 32 or more, all of
+/// `high`.
+pub fn funnel_to(low: u32, high: u32, shift: u32) -> u32 {
+    ((u64::from(high) << 32 | u64::from(low)) >> shift.min(32)) as u32
 }
 
 /// An array of `f32` in GPU memory.
@@ -121,6 +152,13 @@ pub fn warp() -> (u64, u64) {
     (u64::from(mine), u64::from(arch::blocks() * of_block))
 }
 
+/// Returns the number of this thread among those of the launch, and the number of threads.
+pub fn thread() -> (u64, u64) {
+    let of_block = u64::from(arch::block_threads());
+    let mine = u64::from(arch::block()) * of_block + u64::from(arch::thread());
+    (mine, u64::from(arch::blocks()) * of_block)
+}
+
 /// Returns the 64-bit value of the lane whose index differs in the bits of `bits`. Every lane calls it.
 #[track_caller]
 pub fn butterfly64(value: u64, bits: u32) -> u64 {
@@ -186,6 +224,59 @@ impl LaneWindow {
             }
         }
         arch::sync_warp(arch::FULL);
+    }
+}
+
+/// The part of a vector that a block keeps in shared memory, four elements at a time, in the order of the kernels.
+///
+/// Every thread of the block fills it between two barriers.
+#[derive(Clone, Copy)]
+pub struct LaneVector(u64);
+
+/// As kernels name it.
+pub type SharedVector = LaneVector;
+
+impl LaneVector {
+    /// Returns the vector of the calling block.
+    pub fn of_block() -> Self {
+        Self(arch::shared("nvme_vector", VECTOR_ELEMENTS * 4))
+    }
+
+    fn at(self, four: u32, flip: u32) -> u64 {
+        let four = four ^ (four >> 3 & 1) * flip;
+        self.0 + u64::from(four * 16 & (VECTOR_ELEMENTS * 4 - 1))
+    }
+
+    /// Copies the first `len` elements, a multiple of 4, from address `from`, and fills up with zeros to a multiple of
+    /// 256.
+    ///
+    /// Every thread of the block calls it, between two barriers.
+    ///
+    /// # Safety
+    /// `len` elements are allocated at `from`.
+    pub unsafe fn fill(self, from: u64, len: u32, flip: u32) {
+        // SAFETY: this function's caller vouches for `len` elements.
+        let numbers = unsafe { LaneFloats::at(from) };
+        let end = len.next_multiple_of(256).min(VECTOR_ELEMENTS);
+        let mut four = arch::thread();
+        while four * 4 < end {
+            let values = match four * 4 < len {
+                true => numbers.four(u64::from(four) * 4),
+                false => [0.0; 4],
+            };
+            // SAFETY: `at` keeps the four inside the array.
+            let to = unsafe { LaneFloats::at(self.at(four, flip)) };
+            (0..)
+                .zip(values)
+                .for_each(|(at, value)| to.store(at, value));
+            four += arch::block_threads();
+        }
+    }
+
+    /// Loads four elements.
+    pub fn four(self, four: u32, flip: u32) -> [f32; 4] {
+        // SAFETY: as above.
+        unsafe { LaneFloats::at(self.at(four, flip)) }.four(0)
     }
 }
 

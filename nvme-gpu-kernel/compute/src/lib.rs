@@ -34,7 +34,7 @@ mod arch;
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 #[path = "lanes.rs"]
 mod arch;
-#[cfg(all(target_arch = "nvptx64", feature = "steps"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "steps"))]
 mod attention;
 pub mod choose;
 #[cfg(any(
@@ -51,7 +51,7 @@ pub mod choose;
     )
 ))]
 mod eight;
-#[cfg(all(target_arch = "nvptx64", feature = "steps"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "steps"))]
 mod elements;
 pub mod experts;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "attention"))]
@@ -59,7 +59,7 @@ pub mod flash;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "streamed"))]
 mod gathered;
 pub mod gemm;
-#[cfg(all(target_arch = "nvptx64", feature = "steps"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "steps"))]
 mod gemv;
 pub mod kernel;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "linear"))]
@@ -70,16 +70,26 @@ pub mod ngrams;
 mod paged;
 pub mod pages;
 mod parameters;
-#[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
+#[cfg(all(
+    any(target_arch = "nvptx64", feature = "lanes"),
+    any(feature = "steps", feature = "experts")
+))]
 mod part;
 #[cfg(any(
     test,
+    feature = "lanes",
     all(target_arch = "nvptx64", any(feature = "steps", feature = "experts"))
 ))]
 mod planes;
-#[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
+#[cfg(all(
+    any(target_arch = "nvptx64", feature = "lanes"),
+    any(feature = "steps", feature = "experts")
+))]
 mod product;
-#[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
+#[cfg(all(
+    any(target_arch = "nvptx64", feature = "lanes"),
+    any(feature = "steps", feature = "experts")
+))]
 mod quantised;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod reference;
@@ -95,7 +105,10 @@ pub mod strip;
     )
 ))]
 mod sums;
-#[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
+#[cfg(all(
+    any(target_arch = "nvptx64", feature = "lanes"),
+    any(feature = "steps", feature = "experts")
+))]
 mod wide;
 
 #[cfg(all(target_arch = "nvptx64", feature = "tile"))]
@@ -169,8 +182,16 @@ pub const LINEAR_PTX: &str = include_str!("../ptx/linear.ptx");
 /// The kernels that run on the host, too, as each lane of a [launch](nvme_gpu_kernel::lanes::RunningLaunch) calls them.
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 pub mod entries {
+    pub use crate::attention::{nvme_attention, nvme_rope};
+    pub use crate::choose::{nvme_choose_pages, nvme_page_summaries, nvme_score_pages};
+    pub use crate::elements::{nvme_argmax, nvme_rms_norm, nvme_silu_mul, nvme_take_token};
+    pub use crate::experts::{
+        nvme_moe_admit, nvme_moe_join, nvme_moe_product, nvme_moe_product_quantised,
+        nvme_moe_product_wide, nvme_moe_route, nvme_moe_settle,
+    };
     pub use crate::gathered::nvme_gemv_gathered;
     pub use crate::gemm::kernel::{nvme_gemm, nvme_gemm_clear, nvme_gemm_streamed};
+    pub use crate::gemv::{nvme_gemv, nvme_gemv_quantised, nvme_gemv_wide, nvme_unpack};
     pub use crate::ngrams::{nvme_ngram_commit, nvme_ngram_rows};
     pub use crate::paged::{nvme_attention_join, nvme_attention_paged};
     pub use crate::search::nvme_search;

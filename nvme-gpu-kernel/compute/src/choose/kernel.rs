@@ -5,64 +5,67 @@
 use super::arch::{GlobalMemory, WarpHistogram};
 use super::{ChoosePages, LANE_BINS, MemoryAccess, RankThreshold, SummarisePages, bin_of, narrow};
 use crate::arch::{thread, warp};
-use nvme_gpu_kernel::arch;
+use nvme_gpu_kernel::{arch, entry};
 
-/// Writes page summaries. A thread takes two elements of a head of a page a turn.
-///
-/// # Safety
-/// All memory that [`SummarisePages`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_page_summaries(summarise: SummarisePages) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let memory = unsafe { GlobalMemory::new() };
-    let (mut index, threads) = thread();
-    while index < summarise.pairs() {
-        summarise.element_pair(memory, index);
-        index += threads;
-    }
-}
-
-/// Scores pages: writes a rank for each. A thread takes one page of a head a turn.
-///
-/// # Safety
-/// All memory that [`ChoosePages`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_score_pages(choice: ChoosePages) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let memory = unsafe { GlobalMemory::new() };
-    let most = u64::from(choice.most_pages);
-    let (mut index, threads) = thread();
-    while index < choice.rows() * most {
-        let (row, place) = (index / most, (index % most) as u32);
-        if place < choice.count(memory, row) {
-            let rank = choice.rank(memory, row, place);
-            memory.put(choice.rank_address(row, place), rank);
+entry! {
+    /// Writes page summaries. A thread takes two elements of a head of a page a turn.
+    ///
+    /// # Safety
+    /// All memory that [`SummarisePages`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_page_summaries(summarise: SummarisePages) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let memory = unsafe { GlobalMemory::new() };
+        let (mut index, threads) = thread();
+        while index < summarise.pairs() {
+            summarise.element_pair(memory, index);
+            index += threads;
         }
-        index += threads;
     }
 }
 
-/// Selects the pages with the largest ranks. A warp takes one head a turn.
-///
-/// # Safety
-/// All memory that [`ChoosePages`] names is allocated and stays so while the kernel runs, and
-/// `nvme_score_pages` has run.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_choose_pages(choice: ChoosePages) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let memory = unsafe { GlobalMemory::new() };
-    let bins = WarpHistogram::of_warp();
-    let (mut row, warps) = warp();
-    while row < choice.rows() {
-        let count = choice.count(memory, row);
-        let threshold = match choice.wanted(count) {
-            None => RankThreshold::ALL,
-            Some(wanted) => RankThreshold::of(wanted, |above, shift, wanted| {
-                pass(&choice, memory, bins, (row, count), (above, shift), wanted)
-            }),
-        };
-        put(&choice, memory, (row, count), threshold);
-        row += warps;
+entry! {
+    /// Scores pages: writes a rank for each. A thread takes one page of a head a turn.
+    ///
+    /// # Safety
+    /// All memory that [`ChoosePages`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_score_pages(choice: ChoosePages) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let memory = unsafe { GlobalMemory::new() };
+        let most = u64::from(choice.most_pages);
+        let (mut index, threads) = thread();
+        while index < choice.rows() * most {
+            let (row, place) = (index / most, (index % most) as u32);
+            if place < choice.count(memory, row) {
+                let rank = choice.rank(memory, row, place);
+                memory.put(choice.rank_address(row, place), rank);
+            }
+            index += threads;
+        }
+    }
+}
+
+entry! {
+    /// Selects the pages with the largest ranks. A warp takes one head a turn.
+    ///
+    /// # Safety
+    /// All memory that [`ChoosePages`] names is allocated and stays so while the kernel runs, and
+    /// `nvme_score_pages` has run.
+    pub unsafe fn nvme_choose_pages(choice: ChoosePages) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let memory = unsafe { GlobalMemory::new() };
+        let bins = WarpHistogram::of_warp();
+        let (mut row, warps) = warp();
+        while row < choice.rows() {
+            let count = choice.count(memory, row);
+            let threshold = match choice.wanted(count) {
+                None => RankThreshold::ALL,
+                Some(wanted) => RankThreshold::of(wanted, |above, shift, wanted| {
+                    pass(&choice, memory, bins, (row, count), (above, shift), wanted)
+                }),
+            };
+            put(&choice, memory, (row, count), threshold);
+            row += warps;
+        }
     }
 }
 

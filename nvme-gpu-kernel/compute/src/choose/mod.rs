@@ -1,6 +1,6 @@
 //! Page selection for sparse attention (Quest, MLSys 2024): summaries of a page's keys, upper bounds of its
-//! products with a query, and the pages with the largest bounds. Plain code that the kernels and the stand-in
-//! of CUDA run alike.
+//! products with a query, and the pages with the largest bounds. Kernels, and the choice on the CPU, run the same
+//! plain code.
 //!
 //! A summary of a page has, for each head of keys and values, the minimum and the maximum of its keys,
 //! element by element: `head_elements` halves each, in the number format of the keys. The bound of a query is
@@ -13,8 +13,14 @@
 
 #[cfg(all(target_arch = "nvptx64", feature = "choose"))]
 mod arch;
-#[cfg(all(target_arch = "nvptx64", feature = "choose"))]
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+#[path = "lanes.rs"]
+mod arch;
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "choose"))]
 mod kernel;
+
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+pub use kernel::{nvme_choose_pages, nvme_page_summaries, nvme_score_pages};
 
 /// Both halves of a summary's element if a key is not a number, and before the summary is written: NaN in f16
 /// and in bf16.
@@ -106,10 +112,7 @@ pub struct ChoosePages {
     pub reserved: u32,
 }
 
-/// Memory by address, as a kernel or the stand-in of CUDA loads and stores it.
-///
-/// Kernels implement it with loads and stores of the GPU, the stand-in with pointers of the host, so that
-/// both run the same arithmetic in the same order.
+/// Memory by address, as a kernel loads and stores it: by instructions of the GPU, or by lanes on the host.
 pub trait MemoryAccess: Copy {
     /// Loads the word at `address`, a multiple of 4.
     fn word(self, address: u64) -> u32;

@@ -18,20 +18,21 @@ use core::num::{NonZeroU32, NonZeroU64};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_formats::StoredFormat;
 use nvme_gpu_kernel::rows::{ListHead, RangeTarget};
-use nvme_gpu_kernel::{WholeWarp, arch};
+use nvme_gpu_kernel::{WholeWarp, arch, entry};
 
-/// Selects experts. A warp takes one token a turn: the largest logit, then the largest of those below it, and
-/// so on.
-///
-/// # Safety
-/// All memory that [`RouteParameters`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_route(route: RouteParameters) {
-    let (mut token, warps) = warp();
-    while token < u64::from(route.tokens) {
-        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-        unsafe { route_token(&route, token) };
-        token += warps;
+entry! {
+    /// Selects experts. A warp takes one token a turn: the largest logit, then the largest of those below it, and
+    /// so on.
+    ///
+    /// # Safety
+    /// All memory that [`RouteParameters`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_moe_route(route: RouteParameters) {
+        let (mut token, warps) = warp();
+        while token < u64::from(route.tokens) {
+            // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+            unsafe { route_token(&route, token) };
+            token += warps;
+        }
     }
 }
 
@@ -177,146 +178,152 @@ unsafe fn chosen_of(chosen: u64, pair: u32) -> ChosenExpert {
     }
 }
 
-/// Finds or assigns a slot for each choice. One warp decides, so that no lock is needed.
-///
-/// # Safety
-/// All memory that [`AdmitParameters`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_admit(admit: AdmitParameters) {
-    if warp().0 != 0 {
-        return;
-    }
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let (cache, places) = unsafe { (cache_of(&admit), places_of(&admit)) };
-    let Some(cache) = cache else { return };
-    let asked = CacheRequest {
-        places,
-        first: admit.layer * admit.experts,
-        experts: admit.experts,
-        pairs: admit.pairs,
-        data: admit.data,
-        slot_bytes: admit.slot_bytes,
-        piece_shift: admit.piece_shift,
-    };
-    let ranges = (admit.list + size_of::<ListHead>() as u64) as usize as *mut RangeTarget;
-    let least = |value: u64| !most_of_warp(!value);
-    let (range_count, pieces) = cache.admit(
-        &WholeWarp,
-        &asked,
+entry! {
+    /// Finds or assigns a slot for each choice. One warp decides, so that no lock is needed.
+    ///
+    /// # Safety
+    /// All memory that [`AdmitParameters`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_moe_admit(admit: AdmitParameters) {
+        if warp().0 != 0 {
+            return;
+        }
         // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-        |pair| unsafe { chosen_of(admit.chosen, pair) },
-        // SAFETY: the same promise, for the slot's word of the choice.
-        |pair, slot| {
-            unsafe { word_of(admit.chosen, pair, 1) }.store(slot, Order::Relaxed, Scope::Gpu)
-        },
-        // SAFETY: the host vouches for [`MATRICES`](super::MATRICES) ranges for each pair.
-        |at, range| unsafe { *ranges.add(at as usize) = range },
-        least,
-    );
-    if arch::lane() == 0 {
-        let head = ListHead {
-            range_count: range_count.into(),
-            pieces,
+        let (cache, places) = unsafe { (cache_of(&admit), places_of(&admit)) };
+        let Some(cache) = cache else { return };
+        let asked = CacheRequest {
+            places,
+            first: admit.layer * admit.experts,
+            experts: admit.experts,
+            pairs: admit.pairs,
+            data: admit.data,
+            slot_bytes: admit.slot_bytes,
+            piece_shift: admit.piece_shift,
         };
-        // SAFETY: the host vouches for the head of the list; only lane 0 writes it.
-        unsafe { *(admit.list as usize as *mut ListHead) = head };
-    }
-}
-
-/// Marks slots whose reads failed. A thread checks one read a turn.
-///
-/// # Safety
-/// All memory that [`SettleParameters`] names is allocated and stays so while the kernel runs; the reads have ended.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_settle(settle: SettleParameters) {
-    let admit = &settle.admit;
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let (cache, head) = unsafe { (cache_of(admit), *(admit.list as usize as *const ListHead)) };
-    let Some(cache) = cache else { return };
-    let ranges = (admit.list + size_of::<ListHead>() as u64) as usize as *const RangeTarget;
-    let (me, threads) = thread();
-    let mut at = 0;
-    while at < head.range_count {
-        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-        let range = unsafe { *ranges.add(at as usize) };
-        let (mut piece, pieces) = (me, range.pieces(admit.piece_shift));
-        while piece < pieces {
-            let number = range.first + piece;
-            // SAFETY: the host vouches for `most_pieces` status words, and `number` is checked against it
-            // first.
-            let is_read = number < settle.most_pieces
-                && unsafe { *(settle.status as usize as *const i32).add(number as usize) } == 0;
-            if !is_read {
-                let slot = (range.to - admit.data) / admit.slot_bytes.max(1);
-                cache.mark_bad(slot as u32);
-            }
-            piece += threads;
-        }
-        at += 1;
-    }
-}
-
-/// Multiplies as `nvme_gemv` does: each pair gets a share of the warps.
-///
-/// # Safety
-/// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_product(product: ProductParameters) {
-    let Some(stored) = StoredFormat::of_number(product.stored) else {
-        return;
-    };
-    let shape = GroupShape::of(stored, product.columns);
-    let Some(pairs) = NonZeroU64::new(product.admit.pairs.into()) else {
-        return;
-    };
-    let (mut item, warps) = warp();
-    let share = if warps < pairs.get() {
-        1
-    } else {
-        warps / pairs
-    };
-    while shape.groups != 0 && item < share * pairs.get() {
-        let (pair, part) = ((item % pairs) as u32, (item / pairs) as u32);
-        let row = |part| first_row(product.rows.into(), part, share as u32);
-        let rows = row(part)..row(part + 1);
-        // SAFETY: the host vouches for all addresses in `product`, as under `# Safety`.
-        match unsafe { gemv_of(&product, stored, pair) } {
-            // SAFETY: as above; `gemv_of` has checked that the expert is loaded in its slot.
-            Some(gemv) => unsafe { strip(&gemv, (stored, shape), 0, rows) },
+        let ranges = (admit.list + size_of::<ListHead>() as u64) as usize as *mut RangeTarget;
+        let least = |value: u64| !most_of_warp(!value);
+        let (range_count, pieces) = cache.admit(
+            &WholeWarp,
+            &asked,
             // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-            None => unsafe { no_numbers(&product, pair, rows, (arch::lane(), 32)) },
+            |pair| unsafe { chosen_of(admit.chosen, pair) },
+            // SAFETY: the same promise, for the slot's word of the choice.
+            |pair, slot| {
+                unsafe { word_of(admit.chosen, pair, 1) }.store(slot, Order::Relaxed, Scope::Gpu)
+            },
+            // SAFETY: the host vouches for [`MATRICES`](super::MATRICES) ranges for each pair.
+            |at, range| unsafe { *ranges.add(at as usize) = range },
+            least,
+        );
+        if arch::lane() == 0 {
+            let head = ListHead {
+                range_count: range_count.into(),
+                pieces,
+            };
+            // SAFETY: the host vouches for the head of the list; only lane 0 writes it.
+            unsafe { *(admit.list as usize as *mut ListHead) = head };
         }
-        item += warps;
     }
 }
 
-/// Multiplies as `nvme_gemv_wide` does: each block takes one tile of rows of a pair, the pairs interleaved.
-///
-/// # Safety
-/// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs, and its products [are
-/// wide](GemvParameters::is_wide).
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_product_wide(product: ProductParameters) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    if let Some((gemv, part)) = unsafe { part_of_pair(&product, like(&product).tile_rows()) } {
-        // SAFETY: as above; `part_of_pair` has checked that the expert is loaded in its slot.
-        unsafe { tile(&gemv, 0, part) };
+entry! {
+    /// Marks slots whose reads failed. A thread checks one read a turn.
+    ///
+    /// # Safety
+    /// All memory that [`SettleParameters`] names is allocated and stays so while the kernel runs; the reads have
+    /// ended.
+    pub unsafe fn nvme_moe_settle(settle: SettleParameters) {
+        let admit = &settle.admit;
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let (cache, head) = unsafe { (cache_of(admit), *(admit.list as usize as *const ListHead)) };
+        let Some(cache) = cache else { return };
+        let ranges = (admit.list + size_of::<ListHead>() as u64) as usize as *const RangeTarget;
+        let (me, threads) = thread();
+        let mut at = 0;
+        while at < head.range_count {
+            // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+            let range = unsafe { *ranges.add(at as usize) };
+            let (mut piece, pieces) = (me, range.pieces(admit.piece_shift));
+            while piece < pieces {
+                let number = range.first + piece;
+                // SAFETY: the host vouches for `most_pieces` status words, and `number` is checked against it
+                // first.
+                let is_read = number < settle.most_pieces
+                    && unsafe { *(settle.status as usize as *const i32).add(number as usize) } == 0;
+                if !is_read {
+                    let slot = (range.to - admit.data) / admit.slot_bytes.max(1);
+                    cache.mark_bad(slot as u32);
+                }
+                piece += threads;
+            }
+            at += 1;
+        }
     }
 }
 
-/// Multiplies as `nvme_gemv_quantised` does: each block takes tiles of rows of a pair once, the pairs
-/// interleaved.
-///
-/// # Safety
-/// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs, its products [are
-/// quantised](GemvParameters::is_quantised), and blocks have [`GemvParameters::QUANTISED_SHARED`] bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_product_quantised(product: ProductParameters) {
-    let of_block = like(&product).block_tiles();
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    if let Some((gemv, part)) = unsafe { part_of_pair(&product, of_block * TILE_ROWS) } {
-        // SAFETY: as above; `part_of_pair` has checked that the expert is loaded in its slot.
-        unsafe { tiles(&gemv, 0, part * of_block) };
+entry! {
+    /// Multiplies as `nvme_gemv` does: each pair gets a share of the warps.
+    ///
+    /// # Safety
+    /// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_moe_product(product: ProductParameters) {
+        let Some(stored) = StoredFormat::of_number(product.stored) else {
+            return;
+        };
+        let shape = GroupShape::of(stored, product.columns);
+        let Some(pairs) = NonZeroU64::new(product.admit.pairs.into()) else {
+            return;
+        };
+        let (mut item, warps) = warp();
+        let share = if warps < pairs.get() {
+            1
+        } else {
+            warps / pairs
+        };
+        while shape.groups != 0 && item < share * pairs.get() {
+            let (pair, part) = ((item % pairs) as u32, (item / pairs) as u32);
+            let row = |part| first_row(product.rows.into(), part, share as u32);
+            let rows = row(part)..row(part + 1);
+            // SAFETY: the host vouches for all addresses in `product`, as under `# Safety`.
+            match unsafe { gemv_of(&product, stored, pair) } {
+                // SAFETY: as above; `gemv_of` has checked that the expert is loaded in its slot.
+                Some(gemv) => unsafe { strip(&gemv, (stored, shape), 0, rows) },
+                // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+                None => unsafe { no_numbers(&product, pair, rows, (arch::lane(), 32)) },
+            }
+            item += warps;
+        }
+    }
+}
+
+entry! {
+    /// Multiplies as `nvme_gemv_wide` does: each block takes one tile of rows of a pair, the pairs interleaved.
+    ///
+    /// # Safety
+    /// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs, and its products
+    /// [are wide](GemvParameters::is_wide).
+    pub unsafe fn nvme_moe_product_wide(product: ProductParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        if let Some((gemv, part)) = unsafe { part_of_pair(&product, like(&product).tile_rows()) } {
+            // SAFETY: as above; `part_of_pair` has checked that the expert is loaded in its slot.
+            unsafe { tile(&gemv, 0, part) };
+        }
+    }
+}
+
+entry! {
+    /// Multiplies as `nvme_gemv_quantised` does: each block takes tiles of rows of a pair once, the pairs
+    /// interleaved.
+    ///
+    /// # Safety
+    /// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs, its products [are
+    /// quantised](GemvParameters::is_quantised), and blocks have [`GemvParameters::QUANTISED_SHARED`] bytes.
+    pub unsafe fn nvme_moe_product_quantised(product: ProductParameters) {
+        let of_block = like(&product).block_tiles();
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        if let Some((gemv, part)) = unsafe { part_of_pair(&product, of_block * TILE_ROWS) } {
+            // SAFETY: as above; `part_of_pair` has checked that the expert is loaded in its slot.
+            unsafe { tiles(&gemv, 0, part * of_block) };
+        }
     }
 }
 
@@ -422,37 +429,38 @@ unsafe fn no_numbers(
     }
 }
 
-/// Adds up the weighted results of a token's experts. A thread takes one element a turn.
-///
-/// # Safety
-/// All memory that [`JoinParameters`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_moe_join(join: JoinParameters) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let (x, y) = unsafe { (FloatArray::at(join.x), FloatArray::at(join.y)) };
-    let Some(elements) = NonZeroU64::new(join.elements.into()) else {
-        return;
-    };
-    let (mut at, threads) = thread();
-    while at < elements.get() * u64::from(join.tokens) {
-        let (token, element) = (at / elements, at % elements);
-        let mut sum = 0.0;
-        let mut choice = 0;
-        while choice < join.choices {
-            let pair = token as u32 * join.choices + choice;
-            // SAFETY: the host vouches for the choices and the vectors, as under `# Safety`.
-            let weight = unsafe { word_of(join.chosen, pair, 2) }.load(Order::Relaxed, Scope::Gpu);
-            sum += f32::from_bits(weight) * x.load(u64::from(pair) * elements.get() + element);
-            choice += 1;
+entry! {
+    /// Adds up the weighted results of a token's experts. A thread takes one element a turn.
+    ///
+    /// # Safety
+    /// All memory that [`JoinParameters`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_moe_join(join: JoinParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let (x, y) = unsafe { (FloatArray::at(join.x), FloatArray::at(join.y)) };
+        let Some(elements) = NonZeroU64::new(join.elements.into()) else {
+            return;
+        };
+        let (mut at, threads) = thread();
+        while at < elements.get() * u64::from(join.tokens) {
+            let (token, element) = (at / elements, at % elements);
+            let mut sum = 0.0;
+            let mut choice = 0;
+            while choice < join.choices {
+                let pair = token as u32 * join.choices + choice;
+                // SAFETY: the host vouches for the choices and the vectors, as under `# Safety`.
+                let weight = unsafe { word_of(join.chosen, pair, 2) }.load(Order::Relaxed, Scope::Gpu);
+                sum += f32::from_bits(weight) * x.load(u64::from(pair) * elements.get() + element);
+                choice += 1;
+            }
+            y.store(
+                at,
+                if join.adds == 0 {
+                    sum
+                } else {
+                    y.load(at) + sum
+                },
+            );
+            at += threads;
         }
-        y.store(
-            at,
-            if join.adds == 0 {
-                sum
-            } else {
-                y.load(at) + sum
-            },
-        );
-        at += threads;
     }
 }

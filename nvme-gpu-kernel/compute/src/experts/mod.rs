@@ -8,10 +8,16 @@
 //! results.
 
 pub mod cache;
-#[cfg(all(target_arch = "nvptx64", feature = "experts"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "experts"))]
 mod kernels;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod reference;
+
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+pub use kernels::{
+    nvme_moe_admit, nvme_moe_join, nvme_moe_product, nvme_moe_product_quantised,
+    nvme_moe_product_wide, nvme_moe_route, nvme_moe_settle,
+};
 
 /// Matrices of an expert: gate, up and down.
 pub const MATRICES: usize = 3;

@@ -79,6 +79,47 @@ impl DynamicShared {
         unsafe { arch::start_copy(self.address(16), from, (bytes, 16 - bytes)) };
     }
 
+    /// Starts a copy as [`Self::copy16`] does, of all 16 bytes or of nothing.
+    ///
+    /// # Safety
+    /// As [`Self::copy16`], if `there` is true.
+    pub unsafe fn copy16_if(self, from: u64, there: bool) {
+        if there {
+            // SAFETY: this function's caller vouches for the source.
+            unsafe { self.copy16(from, 16) };
+        }
+    }
+
+    /// Loads a number, at a multiple of 4.
+    pub fn load(self) -> f32 {
+        // SAFETY: `address` found it inside.
+        f32::from_bits(unsafe { arch::load_u32(self.address(4)) })
+    }
+
+    /// Stores a number, at a multiple of 4.
+    pub fn store(self, value: f32) {
+        self.store_word(value.to_bits());
+    }
+
+    /// Stores a word of 32 bits, at a multiple of 4.
+    pub fn store_word(self, value: u32) {
+        // SAFETY: as above.
+        unsafe { arch::store_u32(self.address(4), value) };
+    }
+
+    /// Loads two 32-bit words, at a multiple of 8.
+    pub fn words2(self) -> [u32; 2] {
+        // SAFETY: as above.
+        let both = unsafe { arch::load_u64(self.address(8)) };
+        [both as u32, (both >> 32) as u32]
+    }
+
+    /// Loads a 16-bit half, at a multiple of 2.
+    pub fn half(self) -> u16 {
+        // SAFETY: as above.
+        unsafe { arch::load_u16(self.address(2)) }
+    }
+
     /// Loads four matrices of 8 x 8 halves: lane `i` passes the address of row `i % 8` of matrix `i / 8`, a multiple of
     /// 16. Of each a lane gets two halves of row `lane / 4`. Every lane of the warp calls it.
     #[track_caller]
@@ -117,6 +158,11 @@ pub fn commit() {
 /// Waits until all of the calling thread's groups of copies but the last `LEFT` have completed, for this thread.
 pub fn wait_for_copies<const LEFT: u32>() {
     arch::wait_for_copies(LEFT);
+}
+
+/// Returns `a * b + c`, rounded once.
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    a.mul_add(b, c)
 }
 
 /// Stores four numbers to global memory, at a multiple of 16.
@@ -210,6 +256,45 @@ pub mod mma {
                 }
             }
         }
+    }
+
+    /// The part that a lane has of three matrices of numbers of 8 bits, in PTX's layout.
+    struct LaneBytes {
+        a: [u32; 4],
+        b: [u32; 2],
+        sums: [u32; 4],
+    }
+
+    /// Returns `sums` plus the product of 16 x 32 and 32 x 8 signed bytes. Every lane of the warp calls it.
+    #[track_caller]
+    pub fn mma_bytes(a: [u32; 4], b: [u32; 2], sums: [u32; 4]) -> [u32; 4] {
+        let mut mine = LaneBytes { a, b, sums };
+        arch::joint((&raw mut mine).expose_provenance() as u64, |all| {
+            // SAFETY: each lane waits with its fragments on its stack, which nothing else accesses meanwhile.
+            let lane = |at: usize| unsafe { &mut *(all[at] as usize as *mut LaneBytes) };
+            let bytes = |word: u32| word.to_le_bytes().map(|byte| i32::from(byte as i8));
+            let (mut a, mut b) = ([[0; 32]; 16], [[0; 32]; 8]);
+            for at in 0..all.len() {
+                let (group, column) = (at / 4, at % 4 * 4);
+                for (index, word) in lane(at).a.into_iter().enumerate() {
+                    let (row, first) = (group + index % 2 * 8, column + index / 2 * 16);
+                    a[row][first..first + 4].copy_from_slice(&bytes(word));
+                }
+                for (index, word) in lane(at).b.into_iter().enumerate() {
+                    let first = column + index * 16;
+                    b[group][first..first + 4].copy_from_slice(&bytes(word));
+                }
+            }
+            for at in 0..all.len() {
+                let (group, pair) = (at / 4, at % 4 * 2);
+                for (index, sum) in lane(at).sums.iter_mut().enumerate() {
+                    let (a, b) = (&a[group + index / 2 * 8], &b[pair + index % 2]);
+                    let product: i32 = a.iter().zip(b).map(|(a, b)| a * b).sum();
+                    *sum = sum.wrapping_add(product as u32);
+                }
+            }
+        });
+        mine.sums
     }
 
     /// Rounds two numbers to bf16 and packs them, the first in the lower half.
