@@ -5,6 +5,7 @@
 
 use crate::ladder;
 use crate::rows::{LaunchShape, run};
+use nvme_compute_kernel::flash::{entries as flash, kernel as rungs};
 use nvme_compute_kernel::{entries, kernel};
 use nvme_gpu_kernel::entries::nvme_hash_chunks;
 use std::ffi::{CStr, c_void};
@@ -95,13 +96,13 @@ const FEW_BLOCKS: u32 = 3;
 
 /// Returns from the function with a launch of this kernel, if it is the one of the name.
 macro_rules! return_launch {
-    ($shape:ident, $kernel:ident $entry:ident, $name:ident, $parameters:ident) => {
-        if $name.to_bytes() == kernel::$kernel.as_bytes() {
+    ($shape:ident, $of:path, $entry:path, $name:ident, $parameters:ident) => {
+        if $name.to_bytes() == $of.as_bytes() {
             // SAFETY: the caller of the function vouches for the argument.
-            let argument = unsafe { argument_of(entries::$entry, $parameters) };
+            let argument = unsafe { argument_of($entry, $parameters) };
             return Some(Arc::new(move || {
                 // SAFETY: the host vouches for the addresses in the argument.
-                run($shape, move || unsafe { entries::$entry(argument) });
+                run($shape, move || unsafe { $entry(argument) });
             }));
         }
     };
@@ -110,7 +111,7 @@ macro_rules! return_launch {
 /// Defines a function that returns a launch of the kernel with this name, if it is one of those listed: first those that
 /// run with any number of blocks.
 macro_rules! launches {
-    (few: { $($few:ident $few_entry:ident;)+ } launched: { $($name:ident $entry:ident;)+ }) => {
+    (few: { $($few:path: $few_entry:path;)+ } launched: { $($name:path: $entry:path;)+ }) => {
         /// Returns a launch of the kernel `name` by its own source.
         ///
         /// # Safety
@@ -121,9 +122,9 @@ macro_rules! launches {
             (blocks, threads, shared_bytes): LaunchShape,
         ) -> Option<Run> {
             let few = (blocks.min(FEW_BLOCKS), threads, shared_bytes);
-            $(return_launch!(few, $few $few_entry, name, parameters);)+
+            $(return_launch!(few, $few, $few_entry, name, parameters);)+
             let shape = (blocks, threads, shared_bytes);
-            $(return_launch!(shape, $name $entry, name, parameters);)+
+            $(return_launch!(shape, $name, $entry, name, parameters);)+
             None
         }
     };
@@ -131,38 +132,53 @@ macro_rules! launches {
 
 launches! {
     few: {
-        GEMV nvme_gemv;
-        GEMV_WIDE nvme_gemv_wide;
-        GEMV_QUANTISED nvme_gemv_quantised;
-        RMS_NORM nvme_rms_norm;
-        ROPE nvme_rope;
-        ATTENTION nvme_attention;
-        SILU_MUL nvme_silu_mul;
-        ARGMAX nvme_argmax;
-        TAKE_TOKEN nvme_take_token;
-        UNPACK nvme_unpack;
-        MOE_ROUTE nvme_moe_route;
-        MOE_SETTLE nvme_moe_settle;
-        MOE_PRODUCT nvme_moe_product;
-        MOE_JOIN nvme_moe_join;
-        PAGE_SUMMARIES nvme_page_summaries;
-        SCORE_PAGES nvme_score_pages;
-        CHOOSE_PAGES nvme_choose_pages;
+        kernel::GEMV: entries::nvme_gemv;
+        kernel::GEMV_WIDE: entries::nvme_gemv_wide;
+        kernel::GEMV_QUANTISED: entries::nvme_gemv_quantised;
+        kernel::RMS_NORM: entries::nvme_rms_norm;
+        kernel::ROPE: entries::nvme_rope;
+        kernel::ATTENTION: entries::nvme_attention;
+        kernel::SILU_MUL: entries::nvme_silu_mul;
+        kernel::ARGMAX: entries::nvme_argmax;
+        kernel::TAKE_TOKEN: entries::nvme_take_token;
+        kernel::UNPACK: entries::nvme_unpack;
+        kernel::MOE_ROUTE: entries::nvme_moe_route;
+        kernel::MOE_SETTLE: entries::nvme_moe_settle;
+        kernel::MOE_PRODUCT: entries::nvme_moe_product;
+        kernel::MOE_JOIN: entries::nvme_moe_join;
+        kernel::PAGE_SUMMARIES: entries::nvme_page_summaries;
+        kernel::SCORE_PAGES: entries::nvme_score_pages;
+        kernel::CHOOSE_PAGES: entries::nvme_choose_pages;
+        rungs::SCORES: flash::nvme_attention_scores;
+        rungs::SHARES: flash::nvme_attention_shares;
+        rungs::VALUES: flash::nvme_attention_values;
+        rungs::DECODE_JOIN: flash::nvme_multi_query_join;
     }
     launched: {
-        MOE_ADMIT nvme_moe_admit;
-        MOE_PRODUCT_WIDE nvme_moe_product_wide;
-        MOE_PRODUCT_QUANTISED nvme_moe_product_quantised;
-        GEMV_STREAMED nvme_gemv_streamed;
-        GEMV_GATHERED nvme_gemv_gathered;
-        GEMM nvme_gemm;
-        GEMM_CLEAR nvme_gemm_clear;
-        GEMM_STREAMED nvme_gemm_streamed;
-        ATTENTION_PAGED nvme_attention_paged;
-        ATTENTION_JOIN nvme_attention_join;
-        SEARCH nvme_search;
-        NGRAM_ROWS nvme_ngram_rows;
-        NGRAM_COMMIT nvme_ngram_commit;
+        kernel::MOE_ADMIT: entries::nvme_moe_admit;
+        kernel::MOE_PRODUCT_WIDE: entries::nvme_moe_product_wide;
+        kernel::MOE_PRODUCT_QUANTISED: entries::nvme_moe_product_quantised;
+        kernel::GEMV_STREAMED: entries::nvme_gemv_streamed;
+        kernel::GEMV_GATHERED: entries::nvme_gemv_gathered;
+        kernel::GEMM: entries::nvme_gemm;
+        kernel::GEMM_CLEAR: entries::nvme_gemm_clear;
+        kernel::GEMM_STREAMED: entries::nvme_gemm_streamed;
+        kernel::ATTENTION_PAGED: entries::nvme_attention_paged;
+        kernel::ATTENTION_JOIN: entries::nvme_attention_join;
+        kernel::SEARCH: entries::nvme_search;
+        kernel::NGRAM_ROWS: entries::nvme_ngram_rows;
+        kernel::NGRAM_COMMIT: entries::nvme_ngram_commit;
+        rungs::SCORES_TILED: flash::nvme_attention_scores_tiled;
+        rungs::VALUES_TILED: flash::nvme_attention_values_tiled;
+        rungs::FLASH: flash::nvme_attention_flash;
+        rungs::FLASH2_64_BF16: flash::nvme_attention_flash2_64_bf16;
+        rungs::DECODE_64_BF16: flash::nvme_multi_query_attention_64_bf16;
+        rungs::FLASH2_64_F16: flash::nvme_attention_flash2_64_f16;
+        rungs::DECODE_64_F16: flash::nvme_multi_query_attention_64_f16;
+        rungs::FLASH2_128_BF16: flash::nvme_attention_flash2_128_bf16;
+        rungs::DECODE_128_BF16: flash::nvme_multi_query_attention_128_bf16;
+        rungs::FLASH2_128_F16: flash::nvme_attention_flash2_128_f16;
+        rungs::DECODE_128_F16: flash::nvme_multi_query_attention_128_f16;
     }
 }
 
@@ -190,12 +206,6 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, shape: LaunchSha
             // SAFETY: the host vouches for the addresses in the argument.
             Arc::new(move || run(few, move || unsafe { nvme_hash_chunks(job) }))
         }
-        b"nvme_attention_scores" | b"nvme_attention_scores_tiled" => of(parameters, ladder::scores),
-        b"nvme_attention_shares" => of(parameters, ladder::shares),
-        b"nvme_attention_values" | b"nvme_attention_values_tiled" => of(parameters, ladder::values),
-        name if name.starts_with(b"nvme_attention_flash") => of(parameters, ladder::flash),
-        b"nvme_multi_query_join" => of(parameters, ladder::join),
-        name if name.starts_with(b"nvme_multi_query") => of(parameters, ladder::multi_query),
         b"nvme_linear_forward_naive" => of(parameters, ladder::forward_naive),
         b"nvme_linear_activate" => of(parameters, ladder::activate),
         b"nvme_linear_forward_mixed_bf16" | b"nvme_linear_forward_few_bf16" => {

@@ -2,7 +2,6 @@
 // UNSAFETY: loads and stores through addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
-use super::FlashParameters;
 use crate::arch::of_half;
 use crate::tile::mma::{mma_bf16, mma_f16, pack_bf16, pack_f16};
 use core::arch::asm;
@@ -56,25 +55,6 @@ pub fn mma(sums: &mut [f32; 4], a: [u32; 4], b: [u32; 2], is_bf16: bool) {
     match is_bf16 {
         true => mma_bf16(sums, a, b),
         false => mma_f16(sums, a, b),
-    }
-}
-
-/// Returns the number of valid keys of a sequence.
-///
-/// # Safety
-/// All memory that [`FlashParameters::counts`] names is allocated and stays so while the kernel runs.
-#[inline(always)]
-pub unsafe fn keys_of(job: &FlashParameters, sequence: u32) -> u32 {
-    if job.counts == 0 {
-        return job.key_tokens;
-    }
-    let count = (job.counts + u64::from(sequence) * 4) as usize as *const u32;
-    // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
-    let count = unsafe { *count };
-    if count < job.key_tokens {
-        count
-    } else {
-        job.key_tokens
     }
 }
 

@@ -8,7 +8,8 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::arch::{exp2, keys_of, maximum, mma, opaque, packed, store_half, store_pair};
+use super::arch::{exp2, maximum, mma, opaque, packed, store_half, store_pair};
+use super::keys::keys_of;
 use super::{
     DECODE_KEYS, DECODE_ROWS, DECODE_STAGES, FlashParameters, TENSOR_THREADS, VectorLayout,
     WIDE_ROWS, decode_rows as block_rows,
@@ -16,19 +17,20 @@ use super::{
 use crate::arch::{FloatArray, sum_of_warp, warp};
 use crate::tile::{BlockShared, commit, fma, un, wait_for_copies};
 use core::f32::consts::LOG2_E;
-use nvme_gpu_kernel::arch;
+use nvme_gpu_kernel::{arch, entry};
 
 macro_rules! kernels {
-    ($($name:ident, $elements:literal, $is_bf16:literal;)*) => { $(
+    ($($name:ident, $elements:literal, $is_bf16:literal;)*) => { $( entry! {
+        /// Computes attention by the tensor cores.
+        ///
         /// # Safety
         /// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs; the block has
         /// [`TENSOR_THREADS`] threads and the shared memory of its tiles.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(job: FlashParameters) {
+        pub unsafe fn $name(job: FlashParameters) {
             // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             unsafe { attend::<$elements, $is_bf16>(&job) }
         }
-    )* };
+    } )* };
 }
 
 kernels! {
@@ -483,60 +485,61 @@ unsafe fn put<const BF16: bool>(
     }
 }
 
-/// Joins the partial results of the splits. A warp takes one query a turn.
-///
-/// # Safety
-/// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_multi_query_join(job: FlashParameters) {
-    let (mut query, warps) = warp();
-    let lane = arch::lane();
-    let scale = job.scale * LOG2_E;
-    let elements = u64::from(job.head_elements);
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let parts = unsafe { FloatArray::at(job.workspace) };
-    while query < job.rows() {
-        let first = query * u64::from(job.splits) * (elements + 2);
-        let at = |split: u32| first + u64::from(split) * (elements + 2);
-        let mut largest = f32::NEG_INFINITY;
-        let mut split = lane;
-        while split < job.splits {
-            largest = maximum(largest, parts.load(at(split) + elements));
-            split += 32;
-        }
-        let largest = of_warp(largest);
-        let by = |split: u32| match parts.load(at(split) + elements) {
-            f32::NEG_INFINITY => 0.0,
-            part => exp2((part - largest) * scale),
-        };
-        let mut total = 0.0;
-        split = lane;
-        while split < job.splits {
-            total += by(split) * parts.load(at(split) + elements + 1);
-            split += 32;
-        }
-        let total = sum_of_warp(total);
-        let to = {
-            let tokens = u64::from(job.query_tokens.max(1));
-            let (rest, token) = (query / tokens, query % tokens);
-            let heads = u64::from(job.heads.max(1));
-            job.y
-                .at((rest / heads) as u32, (rest % heads) as u32, token as u32)
-        };
-        let mut element = u64::from(lane);
-        while element < elements {
-            let mut sum = 0.0;
-            split = 0;
+entry! {
+    /// Joins the partial results of the splits. A warp takes one query a turn.
+    ///
+    /// # Safety
+    /// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_multi_query_join(job: FlashParameters) {
+        let (mut query, warps) = warp();
+        let lane = arch::lane();
+        let scale = job.scale * LOG2_E;
+        let elements = u64::from(job.head_elements);
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let parts = unsafe { FloatArray::at(job.workspace) };
+        while query < job.rows() {
+            let first = query * u64::from(job.splits) * (elements + 2);
+            let at = |split: u32| first + u64::from(split) * (elements + 2);
+            let mut largest = f32::NEG_INFINITY;
+            let mut split = lane;
             while split < job.splits {
-                sum += by(split) * parts.load(at(split) + element);
-                split += 1;
+                largest = maximum(largest, parts.load(at(split) + elements));
+                split += 32;
             }
-            let result = if total > 0.0 { sum / total } else { total };
-            // SAFETY: the host vouches for the results; `element` is below `head_elements`.
-            unsafe { store_half(to + element * 2, result, job.is_bf16 != 0) };
-            element += 32;
+            let largest = of_warp(largest);
+            let by = |split: u32| match parts.load(at(split) + elements) {
+                f32::NEG_INFINITY => 0.0,
+                part => exp2((part - largest) * scale),
+            };
+            let mut total = 0.0;
+            split = lane;
+            while split < job.splits {
+                total += by(split) * parts.load(at(split) + elements + 1);
+                split += 32;
+            }
+            let total = sum_of_warp(total);
+            let to = {
+                let tokens = u64::from(job.query_tokens.max(1));
+                let (rest, token) = (query / tokens, query % tokens);
+                let heads = u64::from(job.heads.max(1));
+                job.y
+                    .at((rest / heads) as u32, (rest % heads) as u32, token as u32)
+            };
+            let mut element = u64::from(lane);
+            while element < elements {
+                let mut sum = 0.0;
+                split = 0;
+                while split < job.splits {
+                    sum += by(split) * parts.load(at(split) + element);
+                    split += 1;
+                }
+                let result = if total > 0.0 { sum / total } else { total };
+                // SAFETY: the host vouches for the results; `element` is below `head_elements`.
+                unsafe { store_half(to + element * 2, result, job.is_bf16 != 0) };
+                element += 32;
+            }
+            query += warps;
         }
-        query += warps;
     }
 }
 

@@ -4,23 +4,25 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::arch::{exp2, keys_of, maximum, mma, opaque, packed, store_pair};
+use super::arch::{exp2, maximum, mma, opaque, packed, store_pair};
+use super::keys::keys_of;
 use super::{FLASH2_KEYS, FLASH2_ROWS, FlashParameters, TENSOR_THREADS, VectorLayout};
 use crate::tile::{BlockShared, commit, fma, un, wait_for_copies};
 use core::f32::consts::LOG2_E;
-use nvme_gpu_kernel::arch;
+use nvme_gpu_kernel::{arch, entry};
 
 macro_rules! kernels {
-    ($($name:ident, $elements:literal, $is_bf16:literal;)*) => { $(
+    ($($name:ident, $elements:literal, $is_bf16:literal;)*) => { $( entry! {
+        /// Computes attention by the tensor cores.
+        ///
         /// # Safety
         /// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs; the block has
         /// [`TENSOR_THREADS`] threads and the shared memory of its tiles.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(job: FlashParameters) {
+        pub unsafe fn $name(job: FlashParameters) {
             // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
             unsafe { attend::<$elements, $is_bf16>(&job) }
         }
-    )* };
+    } )* };
 }
 
 kernels! {

@@ -7,18 +7,33 @@
 
 #[cfg(target_arch = "nvptx64")]
 mod arch;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+#[path = "lanes.rs"]
+mod arch;
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod decode;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod flash;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod flash2;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
+mod keys;
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod naive;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod reference;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod tiled;
+
+/// The kernels, as each lane of a launch on the host calls them.
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+pub mod entries {
+    pub use super::decode::*;
+    pub use super::flash::*;
+    pub use super::flash2::*;
+    pub use super::naive::*;
+    pub use super::tiled::*;
+}
 
 /// The names of the kernels. Each takes a [`FlashParameters`].
 pub mod kernel {
@@ -173,7 +188,8 @@ pub struct FlashParameters {
     pub values: VectorLayout,
     /// Layout of the results, with the sizes of the queries; overlaps none of the others.
     pub y: VectorLayout,
-    /// Address of the number of valid keys, a `u32` for each sequence; 0 if all are valid.
+    /// Address of the number of valid keys, a `u32` for each sequence, where more than `key_tokens` count as
+    /// `key_tokens`; 0 if all are valid.
     pub counts: u64,
     /// Address of `f32` numbers: scores of each query (the first steps), or `splits` times `head_elements` +
     /// 2 numbers for each query (`DECODE`).

@@ -3,11 +3,12 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::arch::{half, keys_of, store_half};
+use super::arch::{half, store_half};
+use super::keys::keys_of;
 use super::{FlashParameters, TILE};
 use crate::arch::FloatArray;
 use crate::tile::{BlockShared, fma, un};
-use nvme_gpu_kernel::arch;
+use nvme_gpu_kernel::{arch, entry};
 
 /// Number of terms of the sums in shared memory at once.
 const DEPTH: u32 = 16;
@@ -93,105 +94,107 @@ fn products<const BY_COLUMN: bool>(
     sums
 }
 
-/// Computes a tile of scores for each block.
-///
-/// # Safety
-/// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs; the launch has the shared
-/// memory of two tiles.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_attention_scores_tiled(job: FlashParameters) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let (place, scores) = unsafe { (place(&job, job.key_tokens), FloatArray::at(job.workspace)) };
-    let last = job.limit(place.row + TILE - 1, place.keys);
-    if place.column >= last {
-        return;
-    }
-    let is_bf16 = job.is_bf16 != 0;
-    let kv_head = job.kv_head(place.head);
-    let sums = products::<true>(
-        job.head_elements,
-        |row, term| {
-            let is_there = place.row + row < job.query_tokens && term < job.head_elements;
-            let at = || job.queries.at(place.sequence, place.head, place.row + row);
-            // SAFETY: the host vouches for the queries; `is_there` limits row and term to them.
-            if is_there {
-                unsafe { half(at() + u64::from(term) * 2, is_bf16) }
-            } else {
-                0.0
-            }
-        },
-        |term, column| {
-            let is_there = place.column + column < place.keys && term < job.head_elements;
-            let at = || job.keys.at(place.sequence, kv_head, place.column + column);
-            // SAFETY: the host vouches for keys below the sequence's count; `is_there` limits the column to
-            // them.
-            if is_there {
-                unsafe { half(at() + u64::from(term) * 2, is_bf16) }
-            } else {
-                0.0
-            }
-        },
-    );
-    let (x, y) = (arch::thread() % 16 * 4, arch::thread() / 16 * 4);
-    let first = (place.sequence * job.heads + place.head) as u64 * u64::from(job.query_tokens);
-    un!(i in [0, 1, 2, 3] { un!(j in [0, 1, 2, 3] {
-        let (token, key) = (place.row + y + i as u32, place.column + x + j as u32);
-        if token < job.query_tokens && key < job.limit(token, place.keys) {
-            let row = first + u64::from(token);
-            scores.store(row * u64::from(job.key_tokens) + u64::from(key), sums[i][j] * job.scale);
+entry! {
+    /// Computes a tile of scores for each block.
+    ///
+    /// # Safety
+    /// All memory that [`FlashParameters`] names is allocated and stays so while the kernel runs; the launch has the
+    /// shared memory of two tiles.
+    pub unsafe fn nvme_attention_scores_tiled(job: FlashParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let (place, scores) = unsafe { (place(&job, job.key_tokens), FloatArray::at(job.workspace)) };
+        let last = job.limit(place.row + TILE - 1, place.keys);
+        if place.column >= last {
+            return;
         }
-    }); });
+        let is_bf16 = job.is_bf16 != 0;
+        let kv_head = job.kv_head(place.head);
+        let sums = products::<true>(
+            job.head_elements,
+            |row, term| {
+                let is_there = place.row + row < job.query_tokens && term < job.head_elements;
+                let at = || job.queries.at(place.sequence, place.head, place.row + row);
+                // SAFETY: the host vouches for the queries; `is_there` limits row and term to them.
+                if is_there {
+                    unsafe { half(at() + u64::from(term) * 2, is_bf16) }
+                } else {
+                    0.0
+                }
+            },
+            |term, column| {
+                let is_there = place.column + column < place.keys && term < job.head_elements;
+                let at = || job.keys.at(place.sequence, kv_head, place.column + column);
+                // SAFETY: the host vouches for keys below the sequence's count; `is_there` limits the column to
+                // them.
+                if is_there {
+                    unsafe { half(at() + u64::from(term) * 2, is_bf16) }
+                } else {
+                    0.0
+                }
+            },
+        );
+        let (x, y) = (arch::thread() % 16 * 4, arch::thread() / 16 * 4);
+        let first = (place.sequence * job.heads + place.head) as u64 * u64::from(job.query_tokens);
+        un!(i in [0, 1, 2, 3] { un!(j in [0, 1, 2, 3] {
+            let (token, key) = (place.row + y + i as u32, place.column + x + j as u32);
+            if token < job.query_tokens && key < job.limit(token, place.keys) {
+                let row = first + u64::from(token);
+                scores.store(row * u64::from(job.key_tokens) + u64::from(key), sums[i][j] * job.scale);
+            }
+        }); });
+    }
 }
 
-/// Computes a tile of results for each block.
-///
-/// # Safety
-/// As [`nvme_attention_scores_tiled`].
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_attention_values_tiled(job: FlashParameters) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let (place, shares) = unsafe {
-        (
-            place(&job, job.head_elements),
-            FloatArray::at(job.workspace),
-        )
-    };
-    let is_bf16 = job.is_bf16 != 0;
-    let kv_head = job.kv_head(place.head);
-    let first = (place.sequence * job.heads + place.head) as u64 * u64::from(job.query_tokens);
-    let terms = job.limit(place.row + TILE - 1, place.keys);
-    let sums = products::<false>(
-        terms,
-        |row, term| {
-            let token = place.row + row;
-            let is_there = token < job.query_tokens && term < job.key_tokens;
-            let row = (first + u64::from(token)) * u64::from(job.key_tokens);
-            if is_there {
-                shares.load(row + u64::from(term))
-            } else {
-                0.0
+entry! {
+    /// Computes a tile of results for each block.
+    ///
+    /// # Safety
+    /// As [`nvme_attention_scores_tiled`].
+    pub unsafe fn nvme_attention_values_tiled(job: FlashParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let (place, shares) = unsafe {
+            (
+                place(&job, job.head_elements),
+                FloatArray::at(job.workspace),
+            )
+        };
+        let is_bf16 = job.is_bf16 != 0;
+        let kv_head = job.kv_head(place.head);
+        let first = (place.sequence * job.heads + place.head) as u64 * u64::from(job.query_tokens);
+        let terms = job.limit(place.row + TILE - 1, place.keys);
+        let sums = products::<false>(
+            terms,
+            |row, term| {
+                let token = place.row + row;
+                let is_there = token < job.query_tokens && term < job.key_tokens;
+                let row = (first + u64::from(token)) * u64::from(job.key_tokens);
+                if is_there {
+                    shares.load(row + u64::from(term))
+                } else {
+                    0.0
+                }
+            },
+            |term, column| {
+                let is_there = place.column + column < job.head_elements && term < place.keys;
+                let at = || job.values.at(place.sequence, kv_head, term);
+                let element = u64::from(place.column + column);
+                // SAFETY: the host vouches for values below the sequence's count; `is_there` limits the term to
+                // them.
+                if is_there {
+                    unsafe { half(at() + element * 2, is_bf16) }
+                } else {
+                    0.0
+                }
+            },
+        );
+        let (x, y) = (arch::thread() % 16 * 4, arch::thread() / 16 * 4);
+        un!(i in [0, 1, 2, 3] { un!(j in [0, 1, 2, 3] {
+            let (token, element) = (place.row + y + i as u32, place.column + x + j as u32);
+            if token < job.query_tokens && element < job.head_elements {
+                let to = job.y.at(place.sequence, place.head, token) + u64::from(element) * 2;
+                // SAFETY: the host vouches for the results; token and element are checked above.
+                unsafe { store_half(to, sums[i][j], is_bf16) };
             }
-        },
-        |term, column| {
-            let is_there = place.column + column < job.head_elements && term < place.keys;
-            let at = || job.values.at(place.sequence, kv_head, term);
-            let element = u64::from(place.column + column);
-            // SAFETY: the host vouches for values below the sequence's count; `is_there` limits the term to
-            // them.
-            if is_there {
-                unsafe { half(at() + element * 2, is_bf16) }
-            } else {
-                0.0
-            }
-        },
-    );
-    let (x, y) = (arch::thread() % 16 * 4, arch::thread() / 16 * 4);
-    un!(i in [0, 1, 2, 3] { un!(j in [0, 1, 2, 3] {
-        let (token, element) = (place.row + y + i as u32, place.column + x + j as u32);
-        if token < job.query_tokens && element < job.head_elements {
-            let to = job.y.at(place.sequence, place.head, token) + u64::from(element) * 2;
-            // SAFETY: the host vouches for the results; token and element are checked above.
-            unsafe { store_half(to, sums[i][j], is_bf16) };
-        }
-    }); });
+        }); });
+    }
 }

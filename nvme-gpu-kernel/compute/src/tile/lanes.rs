@@ -107,6 +107,27 @@ impl DynamicShared {
         unsafe { arch::store_u32(self.address(4), value) };
     }
 
+    /// Returns the location whose address differs in `bits`, in a swizzled tile, which begins at a multiple of more than
+    /// `bits`.
+    pub fn flip(self, bits: u32) -> Self {
+        Self {
+            at: self.at ^ bits,
+            ..self
+        }
+    }
+
+    /// Returns the same location: an optimisation barrier on a GPU.
+    pub fn opaque(self) -> Self {
+        self
+    }
+
+    /// Loads four numbers, at a multiple of 16.
+    pub fn load4(self) -> [f32; 4] {
+        let from = self.address(16);
+        // SAFETY: as above.
+        [0, 4, 8, 12].map(|at| f32::from_bits(unsafe { arch::load_u32(from + at) }))
+    }
+
     /// Loads two 32-bit words, at a multiple of 8.
     pub fn words2(self) -> [u32; 2] {
         // SAFETY: as above.
@@ -124,23 +145,46 @@ impl DynamicShared {
     /// 16. Of each a lane gets two halves of row `lane / 4`. Every lane of the warp calls it.
     #[track_caller]
     pub fn matrices4(self) -> [u32; 4] {
+        self.load_matrices(|all| {
+            deal(all, |row, column| (row, column));
+        })
+    }
+
+    /// Loads as [`Self::matrices4`] does, each matrix transposed.
+    #[track_caller]
+    pub fn matrices4_transposed(self) -> [u32; 4] {
+        self.load_matrices(|all| {
+            deal(all, |row, column| (column, row));
+        })
+    }
+
+    #[track_caller]
+    fn load_matrices(self, step: fn(&[u64; 32])) -> [u32; 4] {
         let mut mine = LaneMatrices {
             row: self.address(16),
             halves: [0; 4],
         };
-        arch::joint((&raw mut mine).expose_provenance() as u64, |all| {
-            // SAFETY: each lane waits with its own on its stack, which nothing else accesses meanwhile.
-            let lane = |at: usize| unsafe { &mut *(all[at] as usize as *mut LaneMatrices) };
-            for at in 0..all.len() {
-                let halves = [0, 8, 16, 24].map(|first| {
-                    let word = lane(first + at / 4).row + at as u64 % 4 * 4;
-                    // SAFETY: the lane's `address` found the row inside.
-                    unsafe { arch::load_u32(word) }
-                });
-                lane(at).halves = halves;
-            }
-        });
+        arch::joint((&raw mut mine).expose_provenance() as u64, step);
         mine.halves
+    }
+}
+
+/// Gives the lanes, whose [`LaneMatrices`] are at the addresses `all`, two halves each of four matrices: those that are at
+/// `place` of row and column in the row that a lane passed.
+fn deal(all: &[u64; 32], place: impl Fn(usize, usize) -> (usize, usize)) {
+    // SAFETY: each lane waits with its own on its stack, which nothing else accesses meanwhile.
+    let lane = |at: usize| unsafe { &mut *(all[at] as usize as *mut LaneMatrices) };
+    for at in 0..all.len() {
+        let halves = [0, 8, 16, 24].map(|first| {
+            let half = |column: usize| {
+                let (row, column) = place(at / 4, column);
+                let from = lane(first + row).row + column as u64 * 2;
+                // SAFETY: the lane's `address` found the row inside.
+                u32::from(unsafe { arch::load_u16(from) })
+            };
+            half(at % 4 * 2) | half(at % 4 * 2 + 1) << 16
+        });
+        lane(at).halves = halves;
     }
 }
 
@@ -254,6 +298,63 @@ pub mod mma {
                         *to += sums[group + index / 2 * 8][half * 8 + pair + index % 2];
                     }
                 }
+            }
+        }
+    }
+
+    /// The parts that a lane has of a matrix of 16 x 16 halves, one of 16 x 8 and sums of 16 x 8, in PTX's layout.
+    struct LaneHalves<'s> {
+        sums: &'s mut [f32; 4],
+        a: [u32; 4],
+        b: [u32; 2],
+    }
+
+    /// Adds the product of 16 x 16 and 16 x 8 bf16 to 16 x 8 sums. Every lane of the warp calls it.
+    #[track_caller]
+    pub fn mma_bf16(sums: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+        let mut mine = LaneHalves { sums, a, b };
+        arch::joint((&raw mut mine).expose_provenance() as u64, |all| {
+            add_product(all, f32_of_bf16);
+        });
+    }
+
+    /// Adds the product as [`mma_bf16`] does, for f16.
+    #[track_caller]
+    pub fn mma_f16(sums: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+        let mut mine = LaneHalves { sums, a, b };
+        arch::joint((&raw mut mine).expose_provenance() as u64, |all| {
+            add_product(all, f32_of_f16);
+        });
+    }
+
+    /// Computes the product of a warp, whose lanes have their [`LaneHalves`] at the addresses `all`.
+    fn add_product(all: &[u64; 32], wide: impl Fn(u16) -> f32) {
+        // SAFETY: each lane waits with its fragments on its stack, which nothing else accesses meanwhile.
+        let lane = |at: usize| unsafe { &mut *(all[at] as usize as *mut LaneHalves<'_>) };
+        let halves = |word: u32| [word as u16, (word >> 16) as u16].map(&wide);
+        let (mut a, mut b, mut sums) = ([[0.0; 16]; 16], [[0.0; 8]; 16], [[0.0; 8]; 16]);
+        for at in 0..all.len() {
+            let (group, pair) = (at / 4, at % 4 * 2);
+            for (index, word) in lane(at).a.into_iter().enumerate() {
+                let (row, column) = (group + index % 2 * 8, pair + index / 2 * 8);
+                a[row][column..column + 2].copy_from_slice(&halves(word));
+            }
+            for (index, word) in lane(at).b.into_iter().enumerate() {
+                let row = pair + index * 8;
+                [b[row][group], b[row + 1][group]] = halves(word);
+            }
+        }
+        for (a, sums) in a.iter().zip(&mut sums) {
+            for (a, b) in a.iter().zip(&b) {
+                for (sum, b) in sums.iter_mut().zip(b) {
+                    *sum += a * b;
+                }
+            }
+        }
+        for at in 0..all.len() {
+            let (group, pair) = (at / 4, at % 4 * 2);
+            for (index, sum) in lane(at).sums.iter_mut().enumerate() {
+                *sum += sums[group + index / 2 * 8][pair + index % 2];
             }
         }
     }
