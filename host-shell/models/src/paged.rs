@@ -34,7 +34,7 @@ pub struct PagedQueries {
     /// Numbers of pages, `u32`: `most_pages` for each sequence, or for each head of keys and values of each sequence.
     pub pages: u64,
     /// Valid entries of `pages`, `u32`: for each sequence, or for each head of keys and values of each
-    /// sequence.
+    /// sequence. They lie in GPU memory, where no launch judges them: more than `most_pages` count as `most_pages`.
     pub counts: u64,
     /// True if each head has a separate page table.
     pub per_head: bool,
@@ -43,7 +43,7 @@ pub struct PagedQueries {
     /// Address of one page for each sequence in GPU memory, whose tokens follow those on the drive; 0 for none.
     /// A multiple of 16.
     pub tail: u64,
-    /// Valid tokens of the tail page, a `u32` for each sequence.
+    /// Valid tokens of the tail page, a `u32` for each sequence; more than a page has count as a whole page.
     pub tail_counts: u64,
     /// Address of the results, with the layout of the queries.
     pub y: u64,

@@ -77,6 +77,10 @@ entry! {
 /// # Safety
 /// As [`nvme_attention`].
 #[inline(always)]
+#[allow(
+    clippy::needless_range_loop,
+    reason = "arrays whose places are constants stay in registers"
+)]
 unsafe fn heads<const EACH: usize>(attention: &AttentionParameters) {
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let numbers = |address| unsafe { FloatArray::at(address) };

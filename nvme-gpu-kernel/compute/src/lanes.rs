@@ -243,8 +243,8 @@ impl LaneVector {
     }
 
     fn at(self, four: u32, flip: u32) -> u64 {
-        let four = four ^ (four >> 3 & 1) * flip;
-        self.0 + u64::from(four * 16 & (VECTOR_ELEMENTS * 4 - 1))
+        let four = four ^ ((four >> 3 & 1) * flip);
+        self.0 + u64::from((four * 16) & (VECTOR_ELEMENTS * 4 - 1))
     }
 
     /// Copies the first `len` elements, a multiple of 4, from address `from`, and fills up with zeros to a multiple of

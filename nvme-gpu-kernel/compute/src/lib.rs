@@ -62,6 +62,8 @@ pub mod gemm;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "steps"))]
 mod gemv;
 pub mod kernel;
+#[cfg(all(test, feature = "lanes"))]
+mod lane_tests;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "linear"))]
 pub mod linear;
 pub mod matmul;
@@ -408,12 +410,13 @@ pub struct PagedAttention {
     /// heads `head_stride`, or 0 if all heads of a sequence have the same pages.
     pub pages: u64,
     /// Address of the numbers of pages, `u32`: for each sequence, or for each head of each sequence if
-    /// `head_stride` is not 0.
+    /// `head_stride` is not 0. More than `most_pages` count as `most_pages`.
     pub counts: u64,
     /// Address of one page for each sequence, consecutive in GPU memory: its tokens come after those on the
     /// drive; 0 for none.
     pub tail: u64,
-    /// Address of the numbers of its tokens, a `u32` for each sequence.
+    /// Address of the numbers of its tokens, a `u32` for each sequence. More than `page_tokens` count as
+    /// `page_tokens`.
     pub tail_counts: u64,
     /// Address of `splits` times `head_elements` + 2 numbers for each query.
     pub partial: u64,

@@ -206,8 +206,8 @@ entry! {
             &asked,
             // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
             |pair| unsafe { chosen_of(admit.chosen, pair) },
-            // SAFETY: the same promise, for the slot's word of the choice.
             |pair, slot| {
+                // SAFETY: the same promise, for the slot's word of the choice.
                 unsafe { word_of(admit.chosen, pair, 1) }.store(slot, Order::Relaxed, Scope::Gpu)
             },
             // SAFETY: the host vouches for [`MATRICES`](super::MATRICES) ranges for each pair.

@@ -13,6 +13,7 @@ mod arch;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod decode;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
+#[allow(clippy::module_inception, reason = "the step of this name")]
 mod flash;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod flash2;

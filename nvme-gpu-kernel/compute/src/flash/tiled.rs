@@ -114,8 +114,8 @@ entry! {
             |row, term| {
                 let is_there = place.row + row < job.query_tokens && term < job.head_elements;
                 let at = || job.queries.at(place.sequence, place.head, place.row + row);
-                // SAFETY: the host vouches for the queries; `is_there` limits row and term to them.
                 if is_there {
+                    // SAFETY: the host vouches for the queries; `is_there` limits row and term to them.
                     unsafe { half(at() + u64::from(term) * 2, is_bf16) }
                 } else {
                     0.0
@@ -124,9 +124,9 @@ entry! {
             |term, column| {
                 let is_there = place.column + column < place.keys && term < job.head_elements;
                 let at = || job.keys.at(place.sequence, kv_head, place.column + column);
-                // SAFETY: the host vouches for keys below the sequence's count; `is_there` limits the column to
-                // them.
                 if is_there {
+                    // SAFETY: the host vouches for keys below the sequence's count; `is_there` limits the column to
+                    // them.
                     unsafe { half(at() + u64::from(term) * 2, is_bf16) }
                 } else {
                     0.0
@@ -178,9 +178,9 @@ entry! {
                 let is_there = place.column + column < job.head_elements && term < place.keys;
                 let at = || job.values.at(place.sequence, kv_head, term);
                 let element = u64::from(place.column + column);
-                // SAFETY: the host vouches for values below the sequence's count; `is_there` limits the term to
-                // them.
                 if is_there {
+                    // SAFETY: the host vouches for values below the sequence's count; `is_there` limits the term to
+                    // them.
                     unsafe { half(at() + element * 2, is_bf16) }
                 } else {
                     0.0

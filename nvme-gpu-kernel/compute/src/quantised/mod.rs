@@ -471,7 +471,11 @@ impl<U: UnitFormat> TileChunk<'_, U> {
             // The fragments lack an offset: 8 times the scale for each weight, and the minimum. Both are
             // multiplied by the sum of the vector's part.
             let sum = self.least.at(at * 8).load();
-            let sum = if arch::lane() % 2 == 0 { sum } else { 0.0 };
+            let sum = if arch::lane().is_multiple_of(2) {
+                sum
+            } else {
+                0.0
+            };
             let least = units.map(|unit| of_half(unit.at(2).half()));
             with[0] = fma(fma(scale[0], 8.0, least[0]), sum, with[0]);
             with[1] = fma(fma(scale[1], 8.0, least[1]), sum, with[1]);
