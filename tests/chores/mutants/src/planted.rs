@@ -398,7 +398,7 @@ impl Lane {
                 cargo.arg("--no-default-features");
             }
             // Tests of kernels run their source on the host.
-            "nvme-gpu-kernel" => {
+            "nvme-gpu-kernel" | "nvme-compute-kernel" => {
                 cargo.args(["--features", "lanes"]);
             }
             _ => {}
