@@ -1,7 +1,7 @@
 //! What a GPU adds to `nvme-core`: its groups and its clock, and kernels.
 //!
-//! Here belongs what a thread on a GPU needs to use a queue, kernels that move rows, and the words by which launches agree
-//! with the host and with each other. Kernels that compute are in `nvme-compute-kernel`; rings and slots are in
+//! Here belongs what a thread on a GPU needs to use a queue, kernels that move rows, and the words by which launches
+//! agree with the host and with each other. Kernels that compute are in `nvme-compute-kernel`; rings and slots are in
 //! `nvme-core`, for host and GPU.
 //!
 //! - [`QueueArray`]: queues as the host passes them to your kernel; see docs/link-the-core.md.
@@ -9,13 +9,13 @@
 //! - `RangeStream` (on the GPU only), [`ring`]: a range of bytes that a warp reads in pieces while it uses the pieces
 //!   that have been read.
 //! - `WarpReads` (on the GPU only): rows that the lanes of a warp read, and that it uses in the buffers of the reads.
-//! - `GpuThread`, `WholeWarp`, `WholeBlock`, `WarpLanes`, `arch` (on the GPU only): the execution contexts, the groups of
-//!   threads that act together, and the GPU's instructions.
-//! - [`gate`]: admission of kernels to queues that the host may reset. [`BatchRecord`]: passes a batch in flight from one
-//!   launch to the next. [`row_cache`]: the index of a cache of rows. [`strips`]: a pipeline of matrix slices between groups
-//!   of threads.
-//! - [`work`], [`Kernel`], [`PTX`] (the last two on the host only): the kernels of the demo, the benchmark and the tests
-//!   (feature `kernels`), and the words of a launch's parameters and results.
+//! - `GpuThread`, `WholeWarp`, `WholeBlock`, `WarpLanes`, `arch` (on the GPU only): the execution contexts, the groups
+//!   of threads that act together, and the GPU's instructions.
+//! - [`gate`]: admission of kernels to queues that the host may reset. [`BatchRecord`]: passes a batch in flight from
+//!   one launch to the next. [`row_cache`]: the index of a cache of rows. [`strips`]: a pipeline of matrix slices
+//!   between groups of threads.
+//! - [`work`], [`Kernel`], [`PTX`] (the last two on the host only): the kernels of the demo, the benchmark and the
+//!   tests (feature `kernels`), and the words of a launch's parameters and results.
 //! - Feature `device-library`: the shared queue for CUDA C++, see `include/nvme_gpu_device.cuh`.
 //!
 //! `cargo xtask ptx` builds it for `nvptx64-nvidia-cuda`. No queue logic lives here: kernels call the

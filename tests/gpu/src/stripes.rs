@@ -15,8 +15,8 @@ const STRIPE_BYTES: u64 = 32 << 10;
 const MEMBERS: u64 = 3;
 /// The member with a fault.
 const BAD: u64 = 1;
-/// Limit of the GPU memory that may be missing afterwards: less than the words of these stores take, and room for one of
-/// the driver's allocations of 2 MiB.
+/// Limit of the GPU memory that may be missing afterwards: less than the words of these stores take, and room for one
+/// of the driver's allocations of 2 MiB.
 const MOST_LOST: usize = 4 << 20;
 
 pub fn all(report: &mut Report, bench: &Bench) {
