@@ -270,8 +270,8 @@ fn larger_pages_hold_longer_lists() {
     Case::check_all(kib64, 0, &[(512, 0), (513, 0), (8192, 0), (8193, 1)]);
 }
 
-/// What the host sets aside for a list is what the longest list of that length takes: one that begins with the
-/// last word of a page, which is a chain pointer.
+/// The host reserves as many words as the longest list of that length takes: one that begins with the last word of a
+/// page, which is a chain pointer.
 #[test]
 fn list_words_count_the_chains_of_the_worst_offset() {
     for (entries, chains) in [

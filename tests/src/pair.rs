@@ -61,7 +61,7 @@ pub struct End {
     pub id: u64,
     /// The command.
     pub cid: Cid,
-    /// How.
+    /// The outcome of the command.
     pub outcome: CommandOutcome,
     /// Command-specific dword 0.
     pub dw0: u32,
@@ -73,7 +73,7 @@ type Queue<'a> = QueuePair<'a, u64, Vec<CommandSlot<u64>>>;
 
 /// Both sides and the time.
 pub struct Pair<'a> {
-    /// What both sides share.
+    /// The memory, which both sides share.
     pub memory: &'a Memory,
     /// The controller.
     pub sim: &'a Controller<&'a Memory>,
@@ -221,7 +221,7 @@ impl<'a> Pair<'a> {
     /// Submits a command to I/O queue `queue` (0 is the first) under a new number.
     ///
     /// # Errors
-    /// What the queue says.
+    /// The errors of the queue.
     pub fn submit(
         &mut self,
         queue: usize,

@@ -35,7 +35,7 @@ pub struct Member<P: Place, const READS: u32> {
 }
 
 struct Meeting<P> {
-    /// What each member brings to an exchange; the next exchange uses the other row.
+    /// The values that members pass in an exchange; the next exchange uses the other row.
     values: [Vec<AtomicU64>; 2],
     place: P,
 }

@@ -1,4 +1,4 @@
-//! What the fuzz targets run, over their seed corpora and over random bytes.
+//! Runs the code of the fuzz targets over their seed corpora and over random bytes.
 #![cfg(all(not(loom), feature = "fuzz"))]
 
 use nvme_tests::fuzz;

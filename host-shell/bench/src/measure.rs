@@ -45,7 +45,7 @@ impl GatherCases {
 /// started.
 ///
 /// # Errors
-/// Those of a job that fails.
+/// The error of a job that fails.
 pub(crate) fn side_by_side<J: FnOnce() -> Result<()> + Send>(jobs: Vec<J>) -> Result<f64> {
     let all_there = Barrier::new(jobs.len());
     std::thread::scope(|scope| {

@@ -132,7 +132,7 @@ impl Gpu {
     /// Checks all arguments of a call as [`judge`](Self::judge) does.
     ///
     /// # Errors
-    /// That of the first one that is refused.
+    /// The error of the first argument that is refused.
     pub fn judge_all<const N: usize>(
         &self,
         stream: u64,
@@ -150,7 +150,7 @@ impl Gpu {
     /// GPU.
     ///
     /// # Errors
-    /// That of the first one that is refused.
+    /// The error of the first argument that is refused.
     pub fn judge_list<'a>(
         &self,
         stream: u64,

@@ -115,7 +115,7 @@ pub enum RawAddresses {
     NotOpen,
     /// An earlier driver, without such a report.
     Earlier,
-    /// That one.
+    /// The reported driver.
     Reported,
     /// A later driver, which may or may not contain a correction.
     Later,

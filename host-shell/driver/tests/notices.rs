@@ -1,5 +1,5 @@
-//! What a controller says beside the answers to commands: asynchronous events, long waits for CSTS.RDY, and
-//! namespaces that cannot be used. Over the simulator in this process.
+//! Notices of a controller besides the answers to commands: asynchronous events, long waits for CSTS.RDY, and
+//! namespaces that cannot be used. The tests run over the simulator in this process.
 #![cfg(feature = "sim")]
 
 use nvme_driver::core::bringup::UnusableNamespace;

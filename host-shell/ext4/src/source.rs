@@ -16,7 +16,7 @@ pub trait VolumeSource {
     /// Reads `data.len()` bytes from byte `offset` on. The range lies inside of [`len`](Self::len).
     ///
     /// # Errors
-    /// Those of the device.
+    /// The errors of the device.
     fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), SourceError>;
 }
 

@@ -1,4 +1,4 @@
-//! How far sparse attention is from attention over all pages, by the CPU.
+//! Measures how far sparse attention is from attention over all pages, on the CPU.
 //!
 //! ```sh
 //! cargo run --release -p nvme-models --example sparse_attention

@@ -120,7 +120,7 @@ impl IndexHeader {
         Ok(())
     }
 
-    /// As it is stored.
+    /// Returns the header as it is stored.
     pub fn bytes(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);

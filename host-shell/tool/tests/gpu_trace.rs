@@ -64,7 +64,8 @@ fn the_auditor_reads_traces_and_misses_what_is_missing() {
     }
 }
 
-/// What the host ends after an outage has its end in the trace, too: later launches use identifiers again.
+/// Commands that the host ends after an outage have their ends in the trace, too: later launches use their identifiers
+/// again.
 #[test]
 fn a_trace_goes_on_through_outages() {
     let folder = Folder::new(Place::Embedded);

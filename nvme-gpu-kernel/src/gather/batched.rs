@@ -300,8 +300,8 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
         }
     }
 
-    /// Copies to the output, in units of `1 << SHIFT` bytes, those of `count` rows from row `first` on whose word of `words` says where they begin. A
-    /// thread has eight loads in flight, whichever rows they belong to.
+    /// Copies rows to the output, in units of `1 << SHIFT` bytes: of the `count` rows from row `first` on, each whose
+    /// word in `words` has an offset. A thread has eight loads in flight, whichever rows they belong to.
     #[inline(always)]
     fn copy<const SHIFT: u32>(
         &self,

@@ -11,7 +11,7 @@ entry! {
     /// Copies rows of a table in memory at `rows.slots`: the upper bound of a gather, without a drive.
     ///
     /// # Safety
-    /// As the kernel `nvme_gather`, for ids, output and the table.
+    /// The same as for the kernel `nvme_gather`, for ids, output and the table.
     pub unsafe fn nvme_copy_rows(rows: GatherLaunch) {
         let lanes = u64::from(rows.lanes.clamp(1, 32));
         let work = GatherWarp::without_queue(&rows);

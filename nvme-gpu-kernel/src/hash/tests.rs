@@ -38,7 +38,7 @@ proptest! {
     }
 }
 
-/// What the lanes of a warp give each other.
+/// The exchange of values between the lanes of a warp.
 struct Exchange {
     values: Mutex<[u64; 32]>,
     step: Barrier,

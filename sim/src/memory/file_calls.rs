@@ -16,7 +16,8 @@ pub(crate) fn punch_hole(file: &std::fs::File, offset: u64, len: u64) -> bool {
 /// exclusively, or shared with other readers.
 ///
 /// # Errors
-/// Those of the operating system: EAGAIN if another open file description has a conflicting lock.
+/// The errors of the operating system: EAGAIN if another open file description has a conflicting
+/// lock.
 pub(crate) fn lock(file: &std::fs::File, exclusive: bool) -> std::io::Result<()> {
     use std::os::fd::AsRawFd;
     let kind = if exclusive {

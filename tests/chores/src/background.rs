@@ -21,11 +21,11 @@ struct QueuedProcess {
     command: Command,
 }
 
-/// How one ended.
+/// The end of a process.
 #[derive(Clone)]
 pub struct EndedProcess {
     pub success: bool,
-    /// What it printed.
+    /// Output of the process.
     pub text: String,
     pub seconds: f64,
     /// Seconds of processor time, its children's included.

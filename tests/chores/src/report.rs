@@ -1,4 +1,4 @@
-//! What passed, failed and was skipped.
+//! Counts of what passed, failed and was skipped.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};

@@ -50,7 +50,7 @@ impl Bench {
     }
 }
 
-/// Who submits.
+/// The threads that submit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// One thread owns a queue.

@@ -78,7 +78,7 @@ struct Drive {
     probabilities: DeviceMemory,
 }
 
-/// What a step takes.
+/// The inputs of a step.
 struct Job {
     layer: u32,
     tokens: u32,

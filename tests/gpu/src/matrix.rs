@@ -153,8 +153,8 @@ struct Cell {
     tier: Tier,
     dstrd: u8,
     entries: u32,
-    /// What the counters pass after about a quarter of the run, when the first faults strike; without,
-    /// they start at 0.
+    /// Value that the counters pass after about a quarter of the run, when the first faults strike; without one, they
+    /// start at 0.
     wrap: Option<u32>,
 }
 

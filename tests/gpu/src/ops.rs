@@ -71,7 +71,7 @@ impl Op {
         }
     }
 
-    /// How command `index` ends.
+    /// Returns the status with which command `index` ends.
     fn status(self, index: usize) -> Status {
         match self {
             Self::Compare if index.is_multiple_of(ODD) => Status::COMPARE_FAILURE,

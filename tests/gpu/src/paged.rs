@@ -90,7 +90,7 @@ impl Drive {
     }
 }
 
-/// What a case asks for.
+/// The parameters of a case.
 #[derive(Clone, Copy)]
 struct Case {
     shape: KvShape,

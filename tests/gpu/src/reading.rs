@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Time for which a controller that is gone has to stay gone.
 const GONE: Duration = Duration::from_secs(3);
-/// What the plan of faults answers a command with: Unrecovered Read Error.
+/// Status that the planned faults give to a command: Unrecovered Read Error.
 const STATUS: i32 = 0x281;
 
 /// Returns `fault` as an option of the simulator, with its delay, and the deadline of a command under it.

@@ -6,7 +6,7 @@ use std::time::Instant;
 /// Result of a test, or the cause of its failure.
 pub type Outcome<T> = Result<T, String>;
 
-/// How a test ended.
+/// The outcome of a test.
 pub enum End {
     /// The test passed, with a few words on what was seen.
     Passed(String),
@@ -24,7 +24,7 @@ impl From<Outcome<String>> for End {
     }
 }
 
-/// What the user chose.
+/// The user's options.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub json: bool,

@@ -17,7 +17,7 @@ pub const BLOCK: u32 = 512;
 /// Seed of the image's words: see [`data_word`].
 pub const IMAGE_SEED: u64 = 0x5EED;
 
-/// What controller to make.
+/// The controller to make.
 #[derive(Clone, Copy, Debug)]
 pub struct Model<'a> {
     /// Bytes of the image; 0 for a namespace that keeps nothing.

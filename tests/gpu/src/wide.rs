@@ -151,7 +151,7 @@ fn formats(drive: &Drive, cache: u64) -> Outcome<String> {
     Ok(format!("{rows} rows of {} formats", Format::ALL.len()))
 }
 
-/// What a gather left.
+/// The output of a gather.
 struct Gathered {
     out: Vec<u8>,
     codes: Option<Vec<i32>>,

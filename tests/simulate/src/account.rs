@@ -17,7 +17,7 @@ use verdict::{check_status, is_aborted};
 pub struct Failure {
     /// Which oracle.
     pub oracle: &'static str,
-    /// What it saw.
+    /// Text about what the oracle saw.
     pub text: String,
 }
 
@@ -50,7 +50,7 @@ pub struct Record {
     pub deadline_ns: u64,
     /// The expected result of a Compare, if it is certain.
     pub same: Option<bool>,
-    /// What it has met.
+    /// The fault that the command has met.
     pub fault: Option<Fault>,
     /// True if its deadline was reported as passed.
     pub expired: bool,
@@ -282,7 +282,7 @@ impl<'a> Accounts<'a> {
         self.records.iter().position(find).map(|at| at as u32 + 1)
     }
 
-    /// Whether any command is.
+    /// Returns whether any command is overdue.
     pub fn any_overdue(&self) -> bool {
         self.records
             .iter()

@@ -21,7 +21,7 @@ macro_rules! listed {
 }
 
 listed! {
-    /// What goes wrong.
+    /// Kinds of faults.
     Kind {
         /// A command is fetched and never completes.
         Drop,
@@ -151,7 +151,7 @@ fn any_status(value: u64) -> Status {
 }
 
 listed! {
-    /// What the driver is doing.
+    /// The state of the driver.
     State {
         /// The first bring-up, or one after a shutdown.
         BringUp,

@@ -18,7 +18,7 @@ pub(crate) const NAP_NS: u64 = 20_000_000;
 /// The longest that an abort may take.
 const ABORT_NS: u64 = 2 * GRACE_NS + NAP_NS;
 
-/// What the host is doing.
+/// The present work of the host.
 pub(crate) enum Mode<'a> {
     /// The controller is disabled; it is brought up after this number of turns.
     Off { turns: u32 },

@@ -16,7 +16,7 @@ const SHARE: u64 = 32;
 /// Number of failing seeds after which no more seeds are tried.
 const ENOUGH: usize = 3;
 
-/// What came of many seeds.
+/// The results of many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Total {
     /// Seeds that were run.
@@ -33,7 +33,7 @@ pub struct Total {
     pub coverage: Coverage,
     /// Seeds that failed, the lowest first.
     pub failures: Vec<(u64, Failure)>,
-    /// What happened in gathers.
+    /// Counts of events in gathers.
     pub rows: rows::Counts,
     /// Seeds whose gathers failed, the lowest first.
     pub failures_of_rows: Vec<(u64, Failure)>,
@@ -130,7 +130,7 @@ impl Total {
         self.failures_of_rows.extend(other.failures_of_rows);
     }
 
-    /// What no gather has met.
+    /// Returns the events that no gather has met.
     pub fn missing_of_rows(&self) -> Vec<&'static str> {
         let named = self.rows.named().into_iter();
         let missing = named.filter(|(_, count)| *count == 0);

@@ -6,7 +6,7 @@ use crate::fault::{Kind, State, impossible};
 use crate::seed::Rng;
 use crate::setup::{BLOCKS, MAX_BLOCKS, Setup, pick};
 
-/// What a command does.
+/// The operation of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Read, checked against the model.
@@ -30,11 +30,11 @@ pub enum Verb {
 /// A command to be submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// What it does.
+    /// The operation.
     pub verb: Verb,
     /// Block near which to look for blocks that no other command uses.
     pub lba: u32,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u32,
     /// Offset of its data in their first page, a multiple of 8.
     pub offset: u32,
@@ -135,7 +135,7 @@ pub struct Trap {
     pub state: State,
     /// Number of turns in that state before the trap fires.
     pub after: u32,
-    /// What happens.
+    /// The fault.
     pub kind: Kind,
     /// The queue that it happens to: 0 is the admin queue, 1 and 2 are for I/O.
     pub qid: u16,
@@ -146,17 +146,17 @@ pub struct Trap {
 /// The whole schedule.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where it comes from.
+    /// The seed that the plan was drawn from.
     pub seed: u64,
     /// The configuration of the two sides.
     pub setup: Setup,
-    /// What happens, in order.
+    /// The operations, in order.
     pub ops: Vec<Op>,
-    /// What goes wrong.
+    /// The faults that wait for a state.
     pub traps: Vec<Trap>,
     /// Commands to submit at least, after `ops` if need be.
     pub commands: u32,
-    /// Whether power fails once more at the end, before the blocks are read for the last time.
+    /// True if power fails once more at the end, before the blocks are read for the last time.
     pub cut_at_end: bool,
 }
 

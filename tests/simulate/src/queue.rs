@@ -17,7 +17,7 @@ use nvme_core::{ClosedQueue, CommandData, CommandOutcome, ControllerFault, Quies
 pub struct End {
     /// The number.
     pub id: u32,
-    /// How.
+    /// The outcome of the command.
     pub outcome: CommandOutcome,
     /// True if the command had been reported as expired before; `None` if the driver does not say.
     pub late: Option<bool>,

@@ -30,10 +30,10 @@ const MEMORY: u64 = 2400 * PAGE;
 /// Number of turns after the last operation in which everything must have ended.
 const TURNS: u32 = 20_000;
 
-/// What came of a seed.
+/// The result of a seed.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
-    /// What an oracle found.
+    /// The fault that an oracle found.
     pub failure: Option<Failure>,
     /// Hash of everything that happened.
     pub hash: u64,

@@ -51,7 +51,7 @@ pub struct Setup {
     pub admin: (u32, u32),
     /// The controller has a volatile write cache of this many bytes; 0 is none.
     pub cache_bytes: usize,
-    /// How long commands take.
+    /// Times that commands take.
     pub profile: LatencyProfile,
     /// Time from a change of CC.EN to the change of CSTS.RDY.
     pub ready_delay_ns: u64,

@@ -100,7 +100,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What the driver is doing.
+    /// Returns the state of the driver.
     pub fn state(&self) -> State {
         match &self.mode {
             Mode::Off { .. } | Mode::Stopping { .. } => State::ShutDown,

@@ -100,7 +100,7 @@ fn nothing_is_found_where_nothing_is_wrong() {
     assert_eq!(total.seeds, SEEDS);
 }
 
-/// What a seed promises: 200 commands, a fault, a recovery; and the same trace every time.
+/// Every seed has 200 commands, a fault and a recovery, and gives the same trace every time.
 #[test]
 fn every_seed_has_enough_commands_a_fault_and_a_recovery_and_repeats() {
     let mut arena = Arena::default();

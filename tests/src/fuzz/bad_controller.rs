@@ -45,7 +45,7 @@ pub struct Shape {
     goes_silent: bool,
 }
 
-/// What it does in one turn.
+/// An action of the controller.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Turn {
     Nothing,
@@ -108,7 +108,7 @@ impl Rings {
         }
     }
 
-    /// As a reset leaves them.
+    /// Sets the doorbells and counters as a reset leaves them.
     fn reset(&self) {
         self.tail.store(0, Order::Relaxed, Scope::Sys);
         self.head.store(0, Order::Relaxed, Scope::Sys);

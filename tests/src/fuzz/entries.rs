@@ -18,7 +18,7 @@ pub fn sizes(input: &mut Unstructured<'_>) -> arbitrary::Result<[u32; 3]> {
     Ok([entries, slots, start])
 }
 
-/// What to post.
+/// The entry to post.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Entry {
     /// The end of a command that was fetched.
@@ -37,7 +37,7 @@ pub enum Entry {
     Any { lower: u64, upper: u64 },
 }
 
-/// What the controller has fetched and posted since the queue was created.
+/// The commands that the controller has fetched, and the entries that it has posted, since the queue was created.
 #[derive(Default)]
 pub struct Posted {
     waiting: Vec<u16>,

@@ -144,7 +144,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Where row `id` lies.
+    /// Returns the bytes of row `id`.
     fn place(&self, id: i64) -> Option<std::ops::Range<usize>> {
         let row = self.table.row_bytes() as usize;
         let id = usize::try_from(id).ok()?;

@@ -1,4 +1,4 @@
-//! Where the members of a team wait for each other.
+//! The place where the members of a team wait for each other.
 
 /// A meeting of a team's members. Each comes once a round, and no round begins before the last has ended.
 pub trait Place: Send + Sync {

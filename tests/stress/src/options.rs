@@ -13,7 +13,7 @@ usage: nvme-stress [--commands N] [--seconds S] [--seed N] [--cores N] [plain | 
 
 Exit status: 0 every command ended once with its own result, 1 something else, 2 usage.";
 
-/// What the user chose.
+/// The user's options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     pub plain: bool,

@@ -7,12 +7,12 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long a round lasts.
+/// Time of a round.
 const ROUND: Duration = Duration::from_millis(if cfg!(tsan) { 400 } else { 1000 });
 /// Time limit of a command, for a machine that runs other programs, too.
 pub const PATIENCE_NS: u64 = 60_000_000_000;
 
-/// Who uses a queue.
+/// The threads that use a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// This many separate threads share the queue.
@@ -34,7 +34,7 @@ pub struct Round {
     pub controllers: usize,
     pub entries: u32,
     pub slots: u32,
-    /// Where the counters start.
+    /// Start value of the counters.
     pub start: u32,
     /// True if a member reads several completions at once.
     pub wide: bool,

@@ -14,7 +14,7 @@ use std::cell::{Cell, RefCell};
 struct Moody {
     statuses: RefCell<Vec<Csts>>,
     cc: Cell<u32>,
-    /// What was read last.
+    /// The value that was read last.
     read: Cell<Csts>,
     identity: ControllerIdentity,
 }

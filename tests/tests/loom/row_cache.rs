@@ -45,8 +45,7 @@ impl Set {
         RowCache::new(&self.states, &self.ids, &self.epochs).unwrap()
     }
 
-    /// What a gather of row `id` gives, whose bytes on the drive are `row`: from the line, or from the drive and
-    /// then into the line.
+    /// Gathers row `id`, whose bytes on the drive are `row`: from the line, or from the drive and then into the line.
     fn gather(&self, id: u64, row: impl Fn() -> u64) -> u64 {
         let epoch = epoch(
             self.by_host.load(Order::Acquire, Scope::Sys).into(),

@@ -119,7 +119,7 @@ struct Named {
     line: usize,
 }
 
-/// What one file says.
+/// The names in one file.
 #[derive(Default)]
 struct File {
     named: Vec<Named>,

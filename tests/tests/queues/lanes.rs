@@ -257,7 +257,7 @@ fn an_end_is_recorded_when_it_is_seen() {
     }
 }
 
-/// What the host ends while a thread waits has another end than a completion or a deadline.
+/// A command that the host ends while a thread waits has another end than a completion or a deadline.
 #[test]
 fn what_a_reset_ends_is_recorded_as_reclaimed() {
     for in_one in [false, true] {

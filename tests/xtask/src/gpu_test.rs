@@ -7,7 +7,7 @@ use std::process::Command;
 
 const PACKAGE: &str = "nvme-gpu-tests";
 const PROGRAM: &str = "gpu-test";
-/// What a bundle may weigh.
+/// Largest size of a bundle.
 const MOST_BYTES: u64 = 64 << 20;
 /// The C library of the oldest system that should run it: Ubuntu 22.04 has 2.35.
 const NEWEST_GLIBC: (u32, u32) = (2, 34);

@@ -9,7 +9,7 @@ pub struct Arguments(Vec<String>);
 
 #[allow(dead_code, reason = "each example takes some of them")]
 impl Arguments {
-    /// Those of this process.
+    /// Returns the arguments of this process.
     pub fn here() -> Self {
         Self(std::env::args().skip(1).collect())
     }

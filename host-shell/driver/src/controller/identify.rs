@@ -45,7 +45,7 @@ impl Controller {
     /// NVM command set (CNS 05h).
     ///
     /// # Errors
-    /// Those of Identify, but for its refusal.
+    /// The errors of Identify, but for its refusal.
     pub fn storage_tag_mask(&self, nsid: Nsid) -> Result<Option<u64>> {
         let what = "Identify Namespace (NVM Command Set)";
         match self.session().identify(what, cns::CSI_NAMESPACE, nsid) {

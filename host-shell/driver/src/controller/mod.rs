@@ -299,7 +299,7 @@ impl Controller {
     /// for each.
     ///
     /// # Errors
-    /// Those of Identify; [`Error::Device`] without a list and with too many identifiers to try.
+    /// The errors of Identify; [`Error::Device`] without a list and with too many identifiers to try.
     pub fn namespaces(&self) -> Result<Vec<Nsid>> {
         let mut all: Vec<Nsid> = Vec::new();
         loop {

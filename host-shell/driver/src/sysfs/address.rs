@@ -1,4 +1,4 @@
-//! Where a function lies on PCI.
+//! The address of a function on PCI.
 
 use std::fmt;
 use std::str::FromStr;

@@ -142,7 +142,7 @@ impl Llama {
     /// Returns the counters of the cache of experts, for a mixture of experts on a GPU.
     ///
     /// # Errors
-    /// Those of the GPU.
+    /// The errors of the GPU.
     pub fn expert_counts(&self) -> Result<Option<ExpertCounts>> {
         self.machine.expert_counts()
     }
@@ -190,7 +190,7 @@ impl Llama {
     /// Returns the numbers from which the last next token was taken, one for each token of the vocabulary.
     ///
     /// # Errors
-    /// Those of the GPU.
+    /// The errors of the GPU.
     pub fn logits(&mut self) -> Result<Vec<f32>> {
         self.machine.logits()
     }

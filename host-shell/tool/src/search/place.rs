@@ -1,4 +1,4 @@
-//! Where an index lies.
+//! Options that name the place of an index on a device, and the access to it.
 
 use crate::common::{CommandTimeout, NamespaceId, OutputForm};
 use clap::Args;

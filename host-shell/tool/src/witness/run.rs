@@ -87,7 +87,7 @@ impl OpenedDevice {
     /// Returns the device, which is opened again if it is gone.
     ///
     /// # Errors
-    /// Those of opening it.
+    /// The errors of opening the device.
     pub fn get(&mut self) -> Result<Arc<dyn Device>> {
         if let Some(device) = &self.device
             && device.gone().is_none()

@@ -166,7 +166,7 @@ impl Started {
     }
 }
 
-/// What a run left.
+/// The result of a run of the tool.
 pub struct Ran {
     pub arguments: String,
     pub code: i32,

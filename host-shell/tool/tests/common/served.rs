@@ -41,7 +41,7 @@ impl Server {
         Ok(server)
     }
 
-    /// What a client names.
+    /// Returns the device as a client names it.
     pub fn device(&self) -> String {
         format!("vfio-user:{}", self.socket.display())
     }

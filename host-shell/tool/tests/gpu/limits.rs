@@ -1,4 +1,4 @@
-//! What a driver refuses, and kernels without an end.
+//! Requests that a driver refuses, and kernels that do not end.
 
 use crate::common::stand_in::{command, fails, run};
 use crate::common::{Folder, Place};

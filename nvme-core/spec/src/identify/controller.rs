@@ -134,7 +134,7 @@ pub mod sanicap {
     pub const NO_DEALLOCATE_INHIBITED: u32 = 1 << 29;
     /// Bits 31:30 (NODMMAS): 1 the media is not modified further after an operation, 2 it is.
     pub const MODIFIES_MEDIA: u32 = 3 << 30;
-    /// MODIFIES_MEDIA value: it is not.
+    /// Value of MODIFIES_MEDIA: the media is not modified further after an operation.
     pub const NOT_MODIFIED: u32 = 1 << 30;
 }
 

@@ -30,14 +30,14 @@ const SOURCES: [&str; 13] = [
 const MODULE: &str = "nvme_gpu.ko";
 /// The test exporter and the stand-in of gdrdrv, in tests/guest/exporter.
 const EXPORTER_SOURCES: [&str; 3] = ["Kbuild", "peer_exporter.c", "gdrdrv_stand_in.c"];
-/// Who may open the nodes.
+/// The udev rule that says who may open the nodes.
 const RULE: &str = "60-nvme-gpu.rules";
 const RULES: &str = "/etc/udev/rules.d";
 /// Folder with copies of the installed rule, by which an edit is detected.
 const COPIES: &str = "/var/lib/nvme-gpu";
 /// Folder that exists while the module is loaded.
 const LOADED: &str = "/sys/module/nvme_gpu";
-/// What dkms knows it by.
+/// Name and version of the package in dkms.
 const PACKAGE: &str = concat!("nvme-gpu/", env!("CARGO_PKG_VERSION"));
 const USAGE: &str = "usage: cargo xtask kmod build [--guest] | install | remove | check SOURCES";
 

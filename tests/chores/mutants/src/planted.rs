@@ -38,7 +38,7 @@ struct Planted {
     files: Vec<PathBuf>,
 }
 
-/// What became of one.
+/// The outcome for one patch.
 struct Verdict {
     line: String,
     found: bool,

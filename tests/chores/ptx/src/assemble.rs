@@ -4,7 +4,7 @@ use chores::process::{Failure, shown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What one function needs on one GPU.
+/// Registers and memory that one function needs on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     pub name: String,

@@ -3,7 +3,7 @@
 use super::build::Image;
 use super::compiler::Compiler;
 
-/// How the committed file relates to a fresh build.
+/// The difference between the committed file and a fresh build.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Byte for byte the same.

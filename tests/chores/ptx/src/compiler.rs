@@ -18,7 +18,7 @@ pub struct Compiler {
     pub rustc: PathBuf,
     /// The core library is there as source only.
     pub build_std: bool,
-    /// What `rustc -Vv` says.
+    /// Output of `rustc -Vv`.
     pub version: String,
 }
 

@@ -17,7 +17,7 @@ const DOORBELL: &str = "st.mmio";
 const STORE: &str = "st.relaxed.sys";
 const LOAD: &str = "ld.relaxed.sys";
 
-/// Where `QueueWords` has the addresses of the doorbells (nvme-core/src/handoff.rs).
+/// Offsets of the doorbells' addresses in `QueueWords` (nvme-core/src/handoff.rs), as PTX writes them.
 const TAIL_AT: &str = "+16]";
 const HEAD_AT: &str = "+24]";
 
@@ -157,7 +157,7 @@ impl Fences {
         text
     }
 
-    /// What is in `committed`.
+    /// Reads the table in `committed`.
     pub fn read(committed: &str) -> Self {
         let mut table = Self::default();
         let mut name = String::new();
@@ -248,7 +248,7 @@ fn is_tail(flow: &Flow<'_>, doorbell: usize) -> Option<bool> {
     }
 }
 
-/// Whether the load is of dwords 2-3 of a completion, 8 bytes into its entry.
+/// Returns whether the load reads dwords 2-3 of a completion, 8 bytes into its entry.
 fn is_upper(flow: &Flow<'_>, load: usize) -> bool {
     let address = flow.code[load].split(['[', ']']).nth(1).unwrap_or("");
     let adds = |line: &&str| {

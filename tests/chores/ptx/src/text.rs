@@ -119,7 +119,7 @@ pub fn opcode(line: &str) -> &str {
         .unwrap_or("")
 }
 
-/// What the PTX must not contain, line by line. `.aligned` instructions may begin with one of `aligned`.
+/// Returns what the PTX must not contain, line by line. `.aligned` instructions may begin with one of `aligned`.
 pub fn complaints(ptx: &str, aligned: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     if functions(ptx).is_empty() {

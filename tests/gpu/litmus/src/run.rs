@@ -80,7 +80,7 @@ impl<'a> Part<'a> {
         self.over()
     }
 
-    /// Whether the time is over.
+    /// Returns whether the time is over.
     #[inline(always)]
     pub fn over(&mut self) -> bool {
         self.looks += 1;

@@ -9,7 +9,7 @@ pub const NSID: Nsid = Nsid(1);
 /// Bytes of a memory page: CC.MPS = 0.
 pub const PAGE: u64 = 4096;
 
-/// How data moves.
+/// The way in which a command moves data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Move {

@@ -488,7 +488,7 @@ impl Queue {
     }
 }
 
-/// What a completion says.
+/// The fields of a completion to post.
 #[derive(Clone, Copy)]
 struct Post {
     cid: u16,

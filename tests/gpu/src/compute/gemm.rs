@@ -75,7 +75,7 @@ impl Drive {
     }
 }
 
-/// What is multiplied.
+/// The shape and the formats of a product.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     stored: StoredFormat,

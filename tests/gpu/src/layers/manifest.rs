@@ -286,7 +286,7 @@ fn refused(bench: &Bench) -> Outcome<String> {
     Ok(said.join("; "))
 }
 
-/// What the kernel hashes in a second, and passes over layers with a manifest and without.
+/// Measures the bytes that the kernel hashes in a second, and passes over layers with and without a manifest.
 fn rate(bench: &Bench) -> Outcome<String> {
     let bytes = (bench.commands * RATE_BYTES).clamp(4 << 20, 1 << 30) / 65_536 * 65_536;
     let hashing = Hashing::new(bench, bytes)?;

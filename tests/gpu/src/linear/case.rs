@@ -13,7 +13,7 @@ use nvme_course::linear::{
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use nvme_host::cuda::DeviceMemory;
 
-/// How numbers are stored.
+/// The format of numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     F32,

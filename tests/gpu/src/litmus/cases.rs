@@ -2,7 +2,7 @@
 
 use gpu_litmus::{Flavour, Shape, Within};
 
-/// Where the words lie.
+/// The memory that holds the words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// In the GPU's own memory.
@@ -11,7 +11,7 @@ pub enum Memory {
     Pinned,
 }
 
-/// Who plays the roles.
+/// The threads that play the roles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Players {
     /// Blocks of one GPU.

@@ -33,7 +33,7 @@ impl Image {
     }
 }
 
-/// What controller to make.
+/// The controller to make.
 #[derive(Clone, Copy, Debug)]
 pub struct Model {
     pub queues: u32,

@@ -213,7 +213,8 @@ fn generation(address: &str, seed: u64, counts: &'static [AtomicU64; PAGE / 8]) 
     0
 }
 
-/// Whether one of the calls that are right by intent, all but the last, has hardly ever succeeded.
+/// Returns whether one of the calls has hardly ever succeeded. The last one does not count, since it is wrong on
+/// purpose.
 fn is_little(counts: &[AtomicU64; PAGE / 8]) -> bool {
     let meant = 0..NAMES.len() - 1;
     let succeeded = |at: usize| counts[2 * at].load(Ordering::Relaxed);

@@ -173,7 +173,7 @@ pub fn by_another(part: impl FnOnce() -> Outcome) -> Outcome {
 /// A process that runs a closure.
 pub struct Child(i32);
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ended {
     Exit(i32),

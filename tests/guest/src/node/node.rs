@@ -25,7 +25,7 @@ pub fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(-1)
 }
 
-/// What INFO says.
+/// The answer of INFO.
 #[derive(Clone, Copy, Debug)]
 pub struct Info {
     pub bar0_bytes: usize,

@@ -93,8 +93,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// How many of the pages that are looked at the controller reaches from the address on: the first and the last
-    /// of each table.
+    /// Counts the pages that the controller can access from the address on. It looks at the first and the last page of
+    /// each table.
     fn reached(&mut self, subject: &Subject, iova: u64) -> Result<usize, String> {
         let mut reached = 0;
         for page in (0..PAGES)
@@ -273,7 +273,7 @@ fn reached_state(child: &Child, words: Words, state: u64) -> Outcome {
 
 /// The child's part. Its memory is limited, so it must not fault in any page: everything that it needs is there before.
 fn confined(node: &Node, subject: &Subject, words: Words) -> Outcome {
-    // The limit is what the whole memory needs beside the controller's queues.
+    // The limit has room for the whole memory and for the controller's queues.
     limits::confine((BYTES + nvme::PAGES * PAGE) as u64)?;
     memory::touch(subject.seen, BYTES)?;
     let broken = |error| format!("{CGROUP}: {error}");

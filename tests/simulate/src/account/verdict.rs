@@ -76,7 +76,7 @@ pub(super) fn is_aborted(status: Status) -> bool {
     status.is(Status::ABORT_REQUESTED) || status.is(Status::ABORTED_SQ_DELETION)
 }
 
-/// Whether a command may end with this status. `cut`: power was lost meanwhile.
+/// Checks that a command may end with this status; `cut` says that power was lost meanwhile.
 pub(super) fn check_status(
     id: u32,
     record: &Record,

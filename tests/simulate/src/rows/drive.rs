@@ -48,7 +48,7 @@ impl ExecContext for At {
     }
 }
 
-/// What a drive is made of.
+/// The parts of a drive.
 pub(super) struct Parts<'a> {
     pub memory: &'a Memory,
     pub bar: Bar<'a, &'a Memory>,

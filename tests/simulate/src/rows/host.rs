@@ -16,7 +16,7 @@ use nvme_core::{
 /// Time that the blocks inside may need to leave.
 pub(super) const PATIENCE_NS: u64 = 3 * COMMAND_NS + 2_000_000_000;
 
-/// What the watch does.
+/// The state of the host's watch.
 #[derive(Clone, Copy)]
 pub(super) enum Host {
     /// It looks for trouble.

@@ -26,7 +26,7 @@ const CANARY: u64 = 0xA5A5_A5A5_A5A5_A5A5;
 /// log2 of the bytes of a piece of a range.
 const PIECE_SHIFT: u32 = BLOCK_BYTES.trailing_zeros() + 1;
 
-/// What a launch does.
+/// The kind of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     Gather,
@@ -64,7 +64,7 @@ pub(super) struct Launch {
 /// Counts of a launch in the kernel's format: a [`LaunchProgress`], and a [`LaunchSummary`].
 pub(super) struct Ends {
     pub words: Vec<AtomicU64>,
-    /// Where the summary begins.
+    /// Index of the summary's first word.
     pub summary: usize,
 }
 

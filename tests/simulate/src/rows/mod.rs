@@ -95,16 +95,16 @@ impl Counts {
     }
 }
 
-/// What came of a seed.
+/// The result of a seed.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
-    /// What an oracle found.
+    /// The fault that an oracle found.
     pub failure: Option<Failure>,
     /// Hash of everything that happened.
     pub hash: u64,
     /// Trace of the run, if one was asked for.
     pub lines: Vec<String>,
-    /// How often what happened.
+    /// Counts of events.
     pub counts: Counts,
 }
 

@@ -122,7 +122,7 @@ impl ControllerSession {
     /// lock of the session or of a queue.
     ///
     /// # Errors
-    /// Those of Identify.
+    /// The errors of Identify.
     pub(crate) fn verify(&self) -> Result<u64> {
         let checked = self.facts.checked();
         if checked == self.facts.alarm.count() {

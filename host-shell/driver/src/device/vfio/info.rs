@@ -248,7 +248,7 @@ mod tests {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// argsz, flags, index, cap offset, size, offset.
+    /// Returns an answer with the fields argsz, flags, index, cap offset, size, offset.
     fn region(flags: u32, capability: u32, size: u32, rest: &[u32]) -> Vec<u8> {
         let mut all = vec![0, flags, 0, capability, size, 0, 0, 0x10];
         all.extend(rest);

@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// The patience with servers that do not answer.
 const SHORT: Duration = Duration::from_millis(60);
 
-/// What a client sends to open a device, in order.
+/// Messages that a client sends to open a device, in order.
 const OPENING: [u16; 5] = [
     command::VERSION,
     command::DEVICE_GET_INFO,

@@ -31,7 +31,7 @@ impl Drop for Folder {
     }
 }
 
-/// What a part says.
+/// The keys of one part.
 struct Part {
     number: u16,
     count: u16,

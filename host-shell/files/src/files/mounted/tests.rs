@@ -19,7 +19,7 @@ impl Temporary {
         Self { path, file }
     }
 
-    /// Whether it could be done.
+    /// Sets or clears the flag; returns whether it could be done.
     fn set_immutable(&self, is_immutable: bool) -> bool {
         let flags = ioctl_getflags(&self.file).map(|flags| match is_immutable {
             true => flags | IFlags::IMMUTABLE,

@@ -10,7 +10,7 @@ use std::process::Command;
 const GLIBC: (u32, u32) = (2, 35);
 /// Libraries that a machine without a compiler may lack; the archive contains them.
 const LIBRARIES: [&str; 2] = ["libstdc++.so.6", "libgcc_s.so.1"];
-/// What the archive holds.
+/// Folders in the archive.
 const PARTS: [&str; 4] = ["bin", "corpus", "dictionaries", "lib"];
 const SCRIPT: &str = include_str!("run.sh");
 

@@ -3,7 +3,7 @@
 //!
 //! "Intel Virtualization Technology for Directed I/O", chapter 8.
 
-/// Where Linux looks for it.
+/// Path at which Linux looks for the table.
 pub const PLACE: &str = "kernel/firmware/acpi/dmar.aml";
 
 /// Devices on bus 0, function 0 of each.

@@ -15,7 +15,7 @@ const PATIENCE: u64 = 8;
 /// The kernel that a guest boots, with the files that modules are built with.
 pub struct Kernel {
     pub image: PathBuf,
-    /// Where `make -C` goes.
+    /// Folder for `make -C`.
     pub build: PathBuf,
     /// Folder with the kernel's modules by version, if the base of the initramfs lacks them.
     pub modules: Option<PathBuf>,

@@ -28,7 +28,7 @@ pub struct Bench {
     pub modules: [PathBuf; 3],
 }
 
-/// How a boot went.
+/// The outcome of a boot.
 pub struct Outcome {
     pub counts: Counts,
     pub report: String,
@@ -249,7 +249,7 @@ impl Serial {
         Outcome { counts, report }
     }
 
-    /// What one test printed.
+    /// Returns the lines that one test printed.
     fn part(&self, test: &str) -> &str {
         let Some(start) = self.text.find(&format!("@test {test}\n")) else {
             return "";

@@ -11,7 +11,7 @@ pub struct Rule {
     copy: PathBuf,
 }
 
-/// What became of the rule.
+/// The outcome for the rule.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The rule is unchanged, or was written.
@@ -82,7 +82,7 @@ impl Rule {
 }
 
 impl Outcome {
-    /// What is said of it.
+    /// Returns the outcome in words; `None` if there is nothing to say.
     pub fn in_words(&self, rule: &Rule) -> Option<String> {
         let place = rule.place.display();
         match self {

@@ -10,8 +10,8 @@ use std::process::Command;
 
 /// Files that checkpatch reads besides the sources.
 const BESIDE: [&str; 3] = ["Kconfig", "dev-nvme-gpu", "selftests/nvme_gpu_test.c"];
-/// What is not for a module that is built for several kernels, whose interface user space includes, and for a program
-/// that reads registers.
+/// Checks that do not fit this module: it is built for several kernels, user space includes its interface, and a
+/// program reads registers.
 const IGNORED: &str = "LINUX_VERSION_CODE,CONSTANT_COMPARISON,BIT_MACRO,ALLOC_WITH_SIZEOF,VOLATILE";
 /// The program of kmod/selftests.
 const SELFTEST: &str = "nvme_gpu_test";

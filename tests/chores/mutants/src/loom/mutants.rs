@@ -30,7 +30,7 @@ struct Try {
     models: Vec<usize>,
 }
 
-/// What became of it.
+/// The outcome of an attempt.
 enum End {
     /// A model fails: its name, and its message.
     Found(String, String),

@@ -21,7 +21,7 @@ pub const FILES: [&str; 11] = [
     "nvme-core/src/trace.rs",
 ];
 
-/// What orders.
+/// Calls that order memory.
 const FENCES: [&str; 6] = [
     "fence(",
     ".sync()",
