@@ -15,7 +15,7 @@ use crate::trace::TraceEvent;
 pub struct GroupVote {
     /// Members that voted yes.
     pub total: u32,
-    /// Of those, the ones of lower rank than this member.
+    /// Number of the voting members with a lower rank than this member.
     pub before: u32,
     /// Length of the run of yes votes that begins at rank 0.
     pub leading: u32,

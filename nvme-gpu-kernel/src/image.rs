@@ -11,7 +11,7 @@ pub const CODE_MAGIC: [u8; 8] = *b"NVMECODE";
 /// A set of kernels. A driver compiles PTX for seconds; machine code is loaded in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelImage {
-    /// For any GPU from sm_80 on.
+    /// The PTX, for any GPU from sm_80 on.
     pub ptx: &'static str,
     /// The file of machine code that was assembled from this PTX; empty when there is none.
     pub code: &'static [u8],

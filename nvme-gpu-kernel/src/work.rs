@@ -98,7 +98,7 @@ pub struct TracedEvent {
 
 /// The end of one command, as a word.
 pub mod account {
-    /// Never submitted.
+    /// The command was never submitted.
     pub const NONE: u32 = 0;
     /// Completed; the status field is in bits 14:0.
     pub const DONE: u32 = 1 << 31;

@@ -40,7 +40,7 @@ impl Properties {
         }
     }
 
-    /// With another CAP.
+    /// Returns properties with another CAP.
     pub fn with_cap(self, change: impl FnOnce(&mut Cap)) -> Self {
         self.set_cap(change);
         self

@@ -20,7 +20,7 @@ pub enum MemoryLocation {
     Pinned,
     /// The address is in memory of this GPU, or in managed memory.
     Gpu,
-    /// In memory of another GPU.
+    /// The address is in memory of another GPU.
     OtherGpu,
 }
 

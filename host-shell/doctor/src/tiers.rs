@@ -13,9 +13,9 @@ use std::cmp::Ordering;
 pub enum FeatureVerdict {
     /// The feature works, as far as files of the system show.
     Yes,
-    /// Only a try shows it.
+    /// Only a try shows whether it works.
     Unknown,
-    /// No.
+    /// The feature does not work.
     No,
 }
 

@@ -27,7 +27,7 @@ const MOST_LAYERS: u64 = 1 << 16;
 const MOST_HEADS: u64 = 256;
 const LONGEST: u64 = 16;
 const MOST_ROWS: u64 = 1 << 40;
-/// Of all layers together.
+/// Largest number of hashes of all layers together.
 const MOST_HASHES: u64 = 4096;
 /// Above this number of classes numpy would draw multipliers of 32 bits.
 const MOST_CLASSES: u64 = (1 << 30) - 1;

@@ -15,7 +15,7 @@ const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 const MOST: u64 = 1 << 40;
 const MOST_HEADS: u64 = 256;
 const LONGEST: u64 = 16;
-/// Of all layers together.
+/// Largest number of hashes of all layers together.
 const MOST_HASHES: u64 = 4096;
 const MOST_LAYERS: u64 = 1 << 16;
 

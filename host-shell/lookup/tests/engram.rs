@@ -6,7 +6,7 @@ use chunked::rows_of;
 use nvme_lookup::engram;
 use nvme_lookup::{IMAGE_TOKEN, LookupError};
 
-/// Of DeepSeek-V4.1-Flash.
+/// The configuration of DeepSeek-V4.1-Flash.
 const CONFIG: &str = r#"{"engram_layer_ids": [1, 14], "engram_num_embeddings": [384006168, 384016682],
     "engram_max_ngram_size": 4, "engram_vocab_size": 16000000, "engram_n_heads": 8, "engram_head_dim": 256,
     "engram_pad_token_id": 2, "engram_compressed_vocab_size": 99092, "hidden_size": 5120}"#;

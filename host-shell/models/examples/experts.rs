@@ -280,7 +280,7 @@ fn bytes_of(numbers: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// From 0 to 1.
+/// Returns a number from 0 to 1.
 fn noise(at: u64) -> f32 {
     (nvme_units::SplitMix::new(at).next_word() >> 40) as f32 / (1 << 24) as f32
 }

@@ -95,7 +95,7 @@ impl SearchParameters {
 /// Results of queries, in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SearchAnswers {
-    /// For each query the requested number of ids, nearest first; -1 if there are fewer vectors.
+    /// The requested number of ids for each query, nearest first; -1 if there are fewer vectors.
     pub ids: Vec<i64>,
     /// The squared distance of each id; infinite for an id of -1.
     pub distances: Vec<f32>,

@@ -67,9 +67,9 @@ pub enum FileIo {
     /// `io_uring` if the system allows it, else `pread` and `pwrite`.
     #[default]
     Auto,
-    /// Only `io_uring`; opening fails without it.
+    /// Files are read by `io_uring` only; opening fails without it.
     Uring,
-    /// By `pread` and `pwrite`.
+    /// Files are read and written by `pread` and `pwrite`.
     Pread,
 }
 

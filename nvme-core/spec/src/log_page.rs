@@ -316,7 +316,7 @@ const _: () = assert!(size_of::<SupportedPages>() == 1024);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FeatureEffects {
-    /// By feature identifier.
+    /// Effects by feature identifier.
     pub fis: [u32; 256],
 }
 const _: () = assert!(size_of::<FeatureEffects>() == 1024);
@@ -327,7 +327,7 @@ const _: () = assert!(size_of::<FeatureEffects>() == 1024);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MiEffects {
-    /// By opcode of NVMe-MI.
+    /// Effects by opcode of NVMe-MI.
     pub mcs: [u32; 256],
     /// Reserved.
     pub reserved1024: [u8; 3072],

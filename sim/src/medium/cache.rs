@@ -65,7 +65,7 @@ pub(crate) struct WriteCache {
     epoch: AtomicU64,
     /// Bytes of long changes that were kept since the last flush.
     long_bytes: AtomicU64,
-    /// For each region, the epoch in which one of its lines was filled last.
+    /// Epoch of each region in which one of its lines was filled last.
     regions: Box<[AtomicU64]>,
 }
 

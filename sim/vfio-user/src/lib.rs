@@ -425,7 +425,7 @@ const _: () = assert!(size_of::<SmallWrite>() == 24);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaAccess {
-    /// Inside a range that was mapped.
+    /// Address inside a mapped range.
     pub address: u64,
     /// Bytes of data.
     pub count: u64,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Number of processes that run at the same time. Most of them start two processes each.
 const AT_ONCE: usize = 2;
-/// Between two looks at a process.
+/// Pause between two looks at a process.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A process to be started.

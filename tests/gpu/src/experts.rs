@@ -68,7 +68,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
 /// Experts on a drive, the same on one without faults, and a cache.
 struct Drive {
     experts: ExpertLayers,
-    /// For the CPU.
+    /// The experts on the drive without faults, for the CPU.
     sound: ExpertLayers,
     cache: GpuExperts,
     stream: Stream,

@@ -13,7 +13,7 @@ const LIST: u64 = 512;
 const OFFSETS: [u64; 9] = [0, 4, 8, 508, 512, 2048, 3584, 4088, 4092];
 /// Bytes beside a read.
 const GUARD: u8 = 0xA5;
-/// From this length on only a third of the offsets is tested.
+/// Length from which on only a third of the offsets is tested.
 const LONG: u64 = 256 << 10;
 /// The pattern is another one in each transfer, so that old data is never mistaken for new.
 const SEEDS: u64 = 1000;

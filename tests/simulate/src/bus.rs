@@ -12,7 +12,7 @@ const QUIET: u32 = u32::MAX;
 /// The doorbells of the admin queue and two I/O queues, as the driver sees them.
 #[derive(Debug)]
 pub struct Bells {
-    /// By queue: tail, head.
+    /// The tail and the head doorbell of each queue.
     words: [[AtomicU32; 2]; 3],
     /// True for each doorbell that loses its next store.
     lossy: RefCell<[[bool; 2]; 3]>,

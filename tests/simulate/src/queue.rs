@@ -28,7 +28,7 @@ pub struct End {
 pub enum Late {
     /// Names a command by the number that it was submitted with.
     Id(u32),
-    /// By its identifier.
+    /// The command's identifier.
     Cid(Cid),
 }
 

@@ -49,7 +49,7 @@ struct Model<'a> {
     queue: CollectiveQueue<'a, LoneThread>,
     hand: Hand<'a>,
     posted: Posted,
-    /// By tag.
+    /// The buffers in flight, by tag.
     lent: HashMap<u32, Lent>,
     next: u32,
     now_ns: u64,

@@ -2,7 +2,7 @@
 
 /// A meeting of a team's members. Each comes once a round, and no round begins before the last has ended.
 pub trait Place: Send + Sync {
-    /// For `size` members.
+    /// Makes a meeting for `size` members.
     fn new(size: usize) -> Self;
 
     /// Waits for every member. If it `orders`, everything that members did before it happens before everything that

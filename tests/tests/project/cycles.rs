@@ -296,7 +296,7 @@ fn without_inline(mut path: Module, depth: usize) -> Module {
     path
 }
 
-/// For each module its imports, each with the first line that has it.
+/// The imports of each module, each with the first line that has it.
 struct Graph(BTreeMap<Module, BTreeMap<Module, usize>>);
 
 impl Graph {

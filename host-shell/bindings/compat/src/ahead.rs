@@ -28,7 +28,7 @@ struct PassState {
     loader: Option<(LayerLoader, CallLocation)>,
     /// The store's mark of writes from before the first read of the loader.
     mark: u64,
-    /// There is no memory for it.
+    /// True if there is no memory to read ahead.
     is_off: bool,
 }
 

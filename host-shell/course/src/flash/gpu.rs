@@ -32,7 +32,8 @@ pub enum AttentionStep {
     Flash,
     /// The same by tensor cores.
     Flash2,
-    /// For few queries and many keys: heads that share keys are one product, and keys are split among blocks.
+    /// The kernel for few queries and many keys: heads that share keys are one product, and keys are split among
+    /// blocks.
     MultiQuery,
 }
 

@@ -29,7 +29,7 @@ pub struct MatmulLadder {
     gpu: Arc<Gpu>,
     module: Module,
     functions: [KernelFunction; PLAIN.len()],
-    /// On GPUs that have it.
+    /// The kernels with wgmma, on GPUs that have it.
     wgmma: Option<(Module, KernelFunction)>,
     multiprocessors: u32,
 }

@@ -34,11 +34,11 @@ const MOST_BYTES: u64 = 1 << 30;
 /// Path of the bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GdsWay {
-    /// From the drive into GPU memory, by the nvidia-fs driver.
+    /// cuFile moves data from the drive into GPU memory, by the nvidia-fs driver.
     Direct,
-    /// From the drive into GPU memory, by the kernel's peer-to-peer DMA.
+    /// cuFile moves data from the drive into GPU memory, by the kernel's peer-to-peer DMA.
     P2pDma,
-    /// Through host memory, by cuFile's threads.
+    /// cuFile's threads move the data through host memory.
     Compat,
 }
 

@@ -28,9 +28,9 @@ pub enum PathRelation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TurningPoint {
-    /// In the switch.
+    /// The path turns in the switch.
     Switch,
-    /// In the root complex.
+    /// The path turns in the root complex.
     RootComplex,
     /// The turning point is the switch or the root complex: ACS of the switch cannot be read.
     Unknown,

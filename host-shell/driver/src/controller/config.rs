@@ -12,12 +12,13 @@ use std::time::Duration;
 /// Location of the rings of I/O queues.
 #[derive(Clone, Debug, Default)]
 pub enum RingLocation {
-    /// In memory of this process.
+    /// The rings lie in memory of this process.
     #[default]
     Host,
-    /// In the controller memory buffer, as far as the controller takes them there.
+    /// The rings lie in the controller memory buffer, as far as the controller accepts them there.
     Controller,
-    /// In memory of another device that the controller reaches: [`DmaBuffer::into_rings`](crate::DmaBuffer::into_rings).
+    /// The rings lie in memory of another device that the controller can access:
+    /// [`DmaBuffer::into_rings`](crate::DmaBuffer::into_rings).
     Peer(Arc<RingMemory>),
 }
 

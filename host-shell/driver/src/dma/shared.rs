@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 /// Memory that an embedded simulator can access: pages of this process, at their own addresses.
 pub(crate) struct SharedPages {
     memory: nvme_sim::HostMemory,
-    /// By address.
+    /// The mappings by address.
     mapped: Mutex<BTreeMap<u64, SharedMapping>>,
 }
 

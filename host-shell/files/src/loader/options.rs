@@ -63,7 +63,7 @@ pub enum LayerMemory {
     /// Memory of the store's GPU if it has one, else of the host.
     #[default]
     Auto,
-    /// In memory of the host.
+    /// Memory of the host.
     Host,
     /// Memory of the store's GPU.
     Gpu,

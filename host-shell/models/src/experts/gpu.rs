@@ -53,7 +53,7 @@ pub struct ExpertStep {
     pub tokens: u32,
     /// Router output: for each token a logit for each expert.
     pub logits: u64,
-    /// For each token a vector.
+    /// Address of a vector for each token.
     pub x: u64,
     /// Address of a vector for each token, which receives the result.
     pub y: u64,

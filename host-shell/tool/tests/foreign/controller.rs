@@ -20,7 +20,7 @@ struct Ring {
     entries: u32,
     index: u32,
     phase: u16,
-    /// Of a submission queue.
+    /// Index of the completion queue of a submission queue.
     cq: usize,
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 /// A function's instructions with their successors and predecessors.
 pub struct Flow<'a> {
-    /// Without predicates.
+    /// The instructions without predicates.
     pub code: Vec<&'a str>,
     pub after: Vec<Vec<usize>>,
     pub before: Vec<Vec<usize>>,

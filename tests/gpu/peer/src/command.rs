@@ -13,11 +13,11 @@ pub const PAGE: u64 = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Move {
-    /// Not at all.
+    /// The command moves no data.
     None,
-    /// To the driver's memory.
+    /// The data move to the driver's memory.
     Read,
-    /// To the medium.
+    /// The data move to the medium.
     Write,
     /// It is compared.
     Compare,

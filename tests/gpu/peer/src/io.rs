@@ -494,7 +494,7 @@ struct Post {
     cid: u16,
     sqhd: u16,
     status: u16,
-    /// With the other phase tag.
+    /// True if the entry has the wrong phase tag.
     flip: bool,
     torn: bool,
 }

@@ -41,7 +41,7 @@ pub const STOP: usize = 0xFF8;
 pub mod fault {
     /// Nothing is struck.
     pub const NONE: u32 = 0;
-    /// Never completes.
+    /// The command never completes.
     pub const DROP: u32 = 1;
     /// Completes after [`Plan::value`](super::Plan::value) nanoseconds.
     pub const DELAY: u32 = 2;

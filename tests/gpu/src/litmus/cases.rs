@@ -5,7 +5,7 @@ use gpu_litmus::{Flavour, Shape, Within};
 /// The memory that holds the words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// In the GPU's own memory.
+    /// The GPU's memory.
     Device,
     /// Registered host memory.
     Pinned,

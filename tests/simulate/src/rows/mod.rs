@@ -66,7 +66,7 @@ pub enum Sabotage {
 }
 
 impl Counts {
-    /// With their names.
+    /// Returns the counts with their names.
     pub fn named(&self) -> [(&'static str, u64); 9] {
         [
             ("rows", self.rows),

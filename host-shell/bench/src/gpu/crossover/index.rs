@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The index, for as many threads as there are.
 pub(super) struct RowIndex {
-    /// For each row the number of a chunk, and its line plus one; 0 for none.
+    /// The number of each row's chunk, and its line plus one; 0 if it has none.
     rows: Vec<AtomicU64>,
-    /// For each line its row plus one; 0 for none.
+    /// The row of each line plus one; 0 if it has none.
     lines: Vec<AtomicU64>,
     /// Lines given out so far.
     next: AtomicU64,

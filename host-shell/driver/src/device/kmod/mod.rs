@@ -50,7 +50,7 @@ struct KmodInner {
     bar: MappedBar,
     /// Open node of the module; `None` once the device was returned to it.
     node: Mutex<Option<File>>,
-    /// By first address.
+    /// The mappings by first address.
     mapped: Mutex<BTreeMap<u64, KmodMapping>>,
     iommu: u32,
 }

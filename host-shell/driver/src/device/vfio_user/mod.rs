@@ -62,7 +62,7 @@ pub struct VfioUser {
     pool: PagePool,
     /// True if the server is not the simulator of this project: a disk may be behind it.
     foreign: bool,
-    /// By first address.
+    /// The mappings by first address.
     mapped: Mutex<BTreeMap<u64, ServerMapping>>,
     path: String,
 }

@@ -177,7 +177,7 @@ struct Edits<'a> {
     keys: BTreeMap<String, u32>,
     /// Text before the line of this index.
     inserted: BTreeMap<usize, Vec<String>>,
-    /// By first line: the last line, the text, and the mutants that remove it.
+    /// The last line, the text, and the mutants that remove it, by first line.
     wrapped: BTreeMap<usize, (usize, String, Vec<u32>)>,
 }
 
