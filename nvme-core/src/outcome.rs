@@ -20,6 +20,6 @@ pub enum AbortReason {
 pub enum CommandOutcome {
     /// The controller completed it with this status.
     Completed(Status),
-    /// It never completed; whether it took effect is unknown.
+    /// The command never completed; whether it took effect is unknown.
     Aborted(AbortReason),
 }

@@ -32,7 +32,7 @@ pub enum WriteOrder {
 pub struct GpuFacts {
     /// Number of the GPU in the driver's order.
     pub index: u32,
-    /// Its name.
+    /// Name of the GPU.
     pub name: String,
     /// Its PCI address: 0000:01:00.0.
     pub address: String,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Ability of a driver to make host memory accessible to the GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostPinning {
-    /// It registers memory.
+    /// The driver registers host memory.
     Registers,
     /// It registers none, for this reason, and allocates memory that the GPU reaches.
     Allocates(String),

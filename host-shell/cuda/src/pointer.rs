@@ -27,7 +27,7 @@ pub enum MemoryLocation {
 /// Access of a kernel to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryUse {
-    /// It reads it.
+    /// The GPU reads the memory.
     Reads,
     /// The GPU writes the memory, and may read it.
     Writes,
@@ -36,7 +36,7 @@ pub enum MemoryUse {
 /// Memory of a caller that is an argument of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelArgument<'a> {
-    /// Its name in the call.
+    /// Name of the argument in the call.
     pub name: &'a str,
     /// The first byte.
     pub address: u64,

@@ -93,7 +93,7 @@ pub struct LostCommands {
     pub commands: u64,
     /// Counts of the recovery.
     pub recovered: RecoveryCounts,
-    /// Both in words.
+    /// Description of the loss and of the recovery.
     pub cause: String,
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub struct HalfMatrix {
     /// Address of the first byte on the GPU, a multiple of 16.
     pub address: u64,
-    /// Its rows, at least one.
+    /// Number of rows, at least one.
     pub rows: u32,
     /// Number of columns, at least one.
     pub columns: u32,

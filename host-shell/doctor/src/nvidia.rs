@@ -40,7 +40,7 @@ pub fn is_whole(gpu: &SysfsFunction) -> Option<bool> {
 pub enum GpuProduct {
     /// A GeForce: GPUDirect RDMA is available on Tesla and Quadro GPUs (CUDA's guide to GPUDirect RDMA, overview).
     GeForce,
-    /// Another one.
+    /// A GPU of another product line.
     Professional,
     /// The driver names none.
     Unnamed,

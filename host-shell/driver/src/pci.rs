@@ -112,7 +112,7 @@ pub struct ExpressCapability {
 pub struct ResizableBar {
     /// The BAR, 0 to 5.
     pub bar: u8,
-    /// Its size now, in bytes.
+    /// Present size of the BAR in bytes.
     pub current: u64,
     /// The largest size that it can have, in bytes.
     pub largest: u64,

@@ -16,7 +16,7 @@ const TAIL_KIND: u8 = 0xDE;
 /// A name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
-    /// Its bytes.
+    /// Bytes of the name.
     pub name: Vec<u8>,
     /// The number of its inode.
     pub inode: u32,

@@ -78,7 +78,7 @@ pub enum Ext4Error {
 /// Reason why the data of a file are not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataRefusal {
-    /// They are encrypted.
+    /// The data are encrypted.
     Encrypted,
     /// The data are compressed (e2compr).
     Compressed,

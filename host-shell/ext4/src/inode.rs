@@ -111,7 +111,7 @@ impl FileKind {
 /// A file's inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileInode {
-    /// Its number.
+    /// Number of the inode.
     pub number: u32,
     /// Kind of the file.
     pub kind: FileKind,
@@ -131,7 +131,7 @@ pub struct FileInode {
     pub generation: u32,
     /// Seconds since 1970 and nanoseconds of the last change of the data.
     pub modified: (i64, u32),
-    /// The same of the last change of the inode.
+    /// Time of the last change of the inode, in seconds and nanoseconds like `modified`.
     pub changed: (i64, u32),
     /// Offset of the inode on the device.
     pub(crate) offset: u64,

@@ -65,9 +65,9 @@ pub struct VolumeInfo {
     pub blocks: u64,
     /// Inodes in all.
     pub inodes: u32,
-    /// Its UUID.
+    /// UUID of the file system.
     pub uuid: [u8; 16],
-    /// Its label.
+    /// Label of the file system.
     pub label: String,
     /// True if the metadata have checksums, which are verified.
     pub has_checksums: bool,

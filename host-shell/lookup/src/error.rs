@@ -14,7 +14,7 @@ pub enum LookupError {
     BadValue {
         /// The key.
         key: String,
-        /// Its value, as JSON.
+        /// Value of the key, as JSON.
         value: String,
         /// The rule that the value has to meet.
         rule: String,

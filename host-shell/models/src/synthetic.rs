@@ -17,7 +17,7 @@ const AT_ONCE: usize = 64;
 /// A model to be written.
 #[derive(Clone, Debug)]
 pub struct SyntheticModel {
-    /// Its sizes.
+    /// Sizes of the model.
     pub config: ModelConfig,
     /// Format of its matrices.
     pub stored: StoredFormat,

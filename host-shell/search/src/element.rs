@@ -19,7 +19,7 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    /// All of them.
+    /// All element types.
     pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Bf16, Self::I8, Self::U8];
 
     /// Returns the name that the command line uses.

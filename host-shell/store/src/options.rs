@@ -41,7 +41,7 @@ pub struct StoreOptions {
 #[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GdsUse {
-    /// It is not loaded.
+    /// cuFile is not loaded.
     #[default]
     Off,
     /// cuFile is used if it accepts the file; otherwise host threads read it.

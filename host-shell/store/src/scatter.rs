@@ -22,14 +22,14 @@ pub enum DuplicateIds {
     /// The last row with the id is written.
     #[default]
     Last,
-    /// Nothing is written, and the call ends with an error.
+    /// No row is written, and the call ends with an error.
     Error,
 }
 
 /// Treatment of ids that are out of range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WrongIds {
-    /// Nothing is sent.
+    /// No row is sent.
     Refused,
     /// Their rows fail, and the others are written.
     #[cfg(feature = "cuda")]

@@ -23,9 +23,9 @@ const JOINED_BYTES: u64 = LARGE_BYTES as u64;
 /// The first row that failed.
 #[derive(Debug)]
 pub struct FailedRow {
-    /// Its place in the request.
+    /// Index of the row in the request.
     pub row: usize,
-    /// Its id.
+    /// Id of the row.
     pub id: i64,
     /// Status of the row: [`status::describe`] returns it in words.
     pub status: i32,

@@ -374,13 +374,13 @@ offsets!(SanitizeStatus: sprog @ 0, sstat @ 2, scdw10 @ 4, eto @ 8, etbe @ 12, e
 pub mod sanitize_state {
     /// No sanitize operation has run.
     pub const NEVER: u16 = 0;
-    /// It completed successfully.
+    /// The last operation completed successfully.
     pub const SUCCESS: u16 = 1;
-    /// It is in progress.
+    /// An operation is in progress.
     pub const IN_PROGRESS: u16 = 2;
-    /// It failed.
+    /// The last operation failed.
     pub const FAILED: u16 = 3;
-    /// It completed successfully, with unrequested deallocation.
+    /// The last operation completed successfully, with unrequested deallocation.
     pub const DEALLOCATED: u16 = 4;
 }
 

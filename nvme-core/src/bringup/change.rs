@@ -11,23 +11,23 @@ use core::fmt;
 /// that begins with "namespace 1".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceChange {
-    /// It is no longer active; the status of Identify Namespace.
+    /// The namespace is no longer active; this is the status of Identify Namespace.
     Deleted(Status),
-    /// Its blocks have another size in bytes.
+    /// The size of its blocks in bytes has changed.
     Formatted {
         /// Bytes of a block before.
         before: u32,
         /// Bytes of a block now.
         now: u32,
     },
-    /// Its blocks have other metadata or another protection type.
+    /// The metadata of its blocks, or the protection type, have changed.
     Metadata {
         /// Bytes of metadata of a block before.
         before: u16,
         /// Bytes of metadata of a block now.
         now: u16,
     },
-    /// It has fewer blocks.
+    /// The namespace has fewer blocks.
     Shrunk {
         /// Blocks before.
         before: u64,
@@ -36,7 +36,7 @@ pub enum NamespaceChange {
     },
     /// NGUID or EUI-64 have changed: it is another namespace.
     Replaced,
-    /// It is write protected now.
+    /// The namespace is write protected now.
     WriteProtected,
 }
 

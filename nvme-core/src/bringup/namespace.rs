@@ -23,7 +23,7 @@ pub struct NamespaceInfo {
     pub extended: bool,
     /// Boundary in blocks that commands should not cross; 0 for none.
     pub boundary_blocks: u32,
-    /// It is write protected now (NSATTR bit 0).
+    /// True if the namespace is write protected now (NSATTR bit 0).
     pub write_protected: bool,
     /// Namespace globally unique identifier; 0 for none.
     pub nguid: [u8; 16],
@@ -44,7 +44,7 @@ pub enum UnusableNamespace {
     BlockBytes(u32),
     /// Each block has this many bytes of metadata.
     Metadata(u16),
-    /// It has 2^64 bytes or more.
+    /// The namespace has 2^64 bytes or more.
     TooLarge,
 }
 

@@ -14,7 +14,7 @@ impl Arguments {
         Self(std::env::args().skip(1).collect())
     }
 
-    /// The first one.
+    /// Returns the first argument.
     pub fn first(&self) -> Option<&str> {
         self.0.first().map(String::as_str)
     }

@@ -23,7 +23,7 @@ pub struct GemmJob {
     pub tokens: u32,
     /// Rows of the matrix.
     pub rows: u32,
-    /// Its columns.
+    /// Number of columns of the matrix.
     pub columns: u32,
     /// Number of blocks that read; 0 for the library's choice.
     pub read_blocks: u32,

@@ -33,9 +33,9 @@ const ROW: u64 = 4096;
 pub struct GemvJob {
     /// The format of the matrix, which is laid out at the store's begin.
     pub stored: StoredFormat,
-    /// Its rows.
+    /// Number of rows of the matrix.
     pub rows: u32,
-    /// Its columns.
+    /// Number of columns of the matrix.
     pub columns: u32,
     /// Runs of each way.
     pub runs: usize,

@@ -30,7 +30,7 @@ pub enum AttentionStep {
     Tiled,
     /// One kernel that stores no scores in memory.
     Flash,
-    /// The same by tensor cores.
+    /// The kernel of `Flash` with tensor cores.
     Flash2,
     /// The kernel for few queries and many keys: heads that share keys are one product, and keys are split among
     /// blocks.

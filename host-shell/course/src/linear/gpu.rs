@@ -37,11 +37,11 @@ pub enum ForwardRung {
     /// One kernel that uses tensor cores, over `f32`; with smaller tiles if large ones would leave multiprocessors
     /// idle.
     Fused,
-    /// The same kernel, with as many blocks as the GPU runs at a time.
+    /// The kernel of `Fused`, with as many blocks as the GPU runs at a time.
     Persistent,
-    /// The same over bf16.
+    /// The kernel of `Persistent` over bf16.
     MixedBf16,
-    /// The same over f16.
+    /// The kernel of `Persistent` over f16.
     MixedF16,
 }
 

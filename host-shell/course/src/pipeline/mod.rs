@@ -40,7 +40,7 @@ pub struct PipelineShape {
     pub stored: StoredFormat,
     /// Rows of a matrix.
     pub rows: u32,
-    /// Its columns.
+    /// Number of columns of a matrix.
     pub columns: u32,
     /// Number of vectors that each matrix is multiplied with.
     pub vectors: u32,
@@ -139,7 +139,7 @@ impl PipelineShape {
 pub struct PipelineJob {
     /// Pipeline to run.
     pub name: PipelineName,
-    /// Its sizes.
+    /// Sizes of the matrices and batches.
     pub shape: PipelineShape,
     /// Batches of a run; of an iterative computation how often the product is fed back.
     pub batches: u64,

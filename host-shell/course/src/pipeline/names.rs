@@ -16,7 +16,7 @@ pub enum PipelineName {
 }
 
 impl PipelineName {
-    /// All.
+    /// All pipelines.
     pub const ALL: [Self; 5] = [
         Self::DirectNvmeToMatMul,
         Self::StreamedBatchProcessing,

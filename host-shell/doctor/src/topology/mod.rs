@@ -58,7 +58,7 @@ pub enum DeviceKind {
     SwitchUpstream,
     /// A port of a switch that leads down.
     SwitchDownstream,
-    /// Another bridge.
+    /// A bridge of another kind.
     Bridge,
     /// An NVMe controller.
     Nvme,
@@ -71,7 +71,7 @@ pub enum DeviceKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AcsState {
-    /// It does.
+    /// The port redirects transfers to the root complex.
     Redirects,
     /// The port has the capability, and does not redirect.
     Off,
@@ -84,23 +84,23 @@ pub enum AcsState {
 /// A controller, a GPU or a bridge above one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TopologyDevice {
-    /// Its PCI address.
+    /// PCI address of the device.
     pub address: String,
     /// Address of the next bridge above the device.
     pub parent: Option<String>,
     /// The root complex above the device.
     pub complex: Option<String>,
-    /// Its kind.
+    /// Kind of the device.
     pub kind: DeviceKind,
     /// Vendor and device: 144d:a80a.
     pub id: String,
     /// The name that the driver gives the device.
     pub model: Option<String>,
-    /// Its driver.
+    /// Driver of the device.
     pub driver: Option<String>,
     /// The NUMA node to which the device is attached.
     pub node: Option<u32>,
-    /// Its IOMMU group.
+    /// IOMMU group of the device.
     pub group: Option<IommuGroup>,
     /// ACS setting of a port.
     pub acs: Option<AcsState>,
@@ -113,7 +113,7 @@ pub struct TopologyDevice {
 /// An IOMMU group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct IommuGroup {
-    /// Its number.
+    /// Number of the group.
     pub number: u32,
     /// IOMMU domain type of the kernel's own drivers: DMA (strict), DMA-FQ (lazy), identity (not translated).
     pub kind: Option<String>,
@@ -122,7 +122,7 @@ pub struct IommuGroup {
 /// A controller, regardless of GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ControllerTiers {
-    /// Its PCI address.
+    /// PCI address of the controller.
     pub controller: String,
     /// Verdicts on driving the controller by CPU threads.
     #[serde(flatten)]

@@ -16,7 +16,7 @@ const MOST_LOST: usize = 4;
 /// The masked events of a controller, one for each log page, and the readings that got no answer in time.
 #[derive(Default)]
 pub(super) struct MaskedEvents {
-    /// Each with the time of the next attempt, once that is known.
+    /// The masked events, each with the time of the next attempt, once that is known.
     masked: Vec<(AsyncEvent, Option<u64>)>,
     lost: Vec<(Cid, AsyncEvent)>,
 }

@@ -18,7 +18,7 @@ pub struct QueueCompletion {
     pub outcome: CommandOutcome,
     /// Command-specific dword 0.
     pub dw0: u32,
-    /// Its deadline had passed when its end was seen.
+    /// True if the command's deadline had passed when its end was seen.
     pub late: bool,
     deadline_ns: u64,
 }

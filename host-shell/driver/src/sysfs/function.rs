@@ -18,13 +18,13 @@ pub struct BarResource {
 /// A PCI function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SysfsFunction {
-    /// Its PCI address.
+    /// PCI address of the function.
     pub address: PciAddress,
     /// Configuration space, as far as it may be read.
     pub config: PciConfig,
     /// The driver that it is bound to.
     pub driver: Option<String>,
-    /// Its IOMMU group.
+    /// IOMMU group of the function.
     pub group: Option<u32>,
     /// The memory BARs that have an address.
     pub resources: Vec<BarResource>,

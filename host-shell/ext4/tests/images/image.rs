@@ -118,7 +118,7 @@ pub fn open(bytes: &[u8]) -> nvme_ext4::Result<Ext4<Vec<u8>>> {
     Ext4::open(bytes.to_vec())
 }
 
-/// All of a file.
+/// Reads all bytes of a file.
 pub fn read(volume: &Ext4<Vec<u8>>, inode: &FileInode) -> nvme_ext4::Result<Vec<u8>> {
     let file = volume.file(inode)?;
     let mut data = vec![0xAA; file.len() as usize];

@@ -9,7 +9,7 @@ use serde::Serialize;
 /// A tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TensorEntry {
-    /// Its name in the file.
+    /// Name of the tensor in the file.
     pub name: String,
     /// The type of its elements.
     pub dtype: Dtype,
@@ -80,7 +80,7 @@ pub struct CatalogFile {
     pub name: String,
     /// Offset of the first byte.
     pub offset: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 

@@ -17,17 +17,17 @@ const MOST_BYTES: u64 = 4 << 20;
 /// A partition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GptPartition {
-    /// Its number, from 1 on.
+    /// Number of the partition, from 1 on.
     pub number: u32,
-    /// Its name.
+    /// Name of the partition.
     pub name: String,
     /// The GUID of its type.
     pub kind: String,
-    /// Its own GUID.
+    /// GUID of the partition.
     pub guid: String,
     /// First byte of the partition on the device.
     pub offset: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 

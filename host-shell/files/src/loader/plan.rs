@@ -57,7 +57,7 @@ pub struct LayerPiece {
 /// A tensor of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerTensor {
-    /// Its name in the file.
+    /// Name of the tensor in the file.
     pub name: String,
     /// The type of its elements.
     pub dtype: Dtype,
@@ -65,7 +65,7 @@ pub struct LayerTensor {
     pub shape: Vec<u64>,
     /// First byte in the layer's memory: a multiple of 64.
     pub at: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 

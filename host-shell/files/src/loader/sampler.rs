@@ -43,7 +43,7 @@ pub struct BatchSampler {
 /// Order of the rows of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShuffleOrder {
-    /// They do.
+    /// Rows keep their order.
     Off,
     /// A different order in each epoch, derived from this seed.
     Seed(u64),

@@ -36,7 +36,7 @@ pub(super) struct LayerVerifier {
 pub(super) struct VerificationRun {
     verifier: Arc<LayerVerifier>,
     chunks: Arc<[LayerChunk]>,
-    /// Its part of the hashes.
+    /// The layer's part of the hashes.
     part: usize,
     verified: Arc<StreamEvent>,
     verdict: OnceLock<HashVerdict>,

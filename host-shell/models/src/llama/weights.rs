@@ -56,7 +56,7 @@ pub enum FeedForward {
 pub struct HeadPiece {
     /// The layer of the loader.
     pub layer: usize,
-    /// Its first row.
+    /// First row of this piece in the matrix.
     pub first_row: u32,
     pub matrix: WeightMatrix,
 }
@@ -131,7 +131,7 @@ impl EmbeddingTable {
     }
 }
 
-/// All of a model.
+/// All weights of a model.
 pub struct ModelWeights {
     pub blocks: Vec<LayerBlock>,
     /// Factors of the norm behind the last layer.

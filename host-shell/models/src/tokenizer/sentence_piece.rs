@@ -95,7 +95,7 @@ impl PieceEncoder {
 struct TextSymbol {
     begin: usize,
     bytes: usize,
-    /// Its neighbours.
+    /// Indexes of the symbol's neighbours.
     before: Option<usize>,
     after: Option<usize>,
 }

@@ -30,7 +30,7 @@ use zerocopy::FromBytes;
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 pub enum FactsStanding {
-    /// It is as it was.
+    /// The facts hold: nothing has happened.
     Holds,
     /// Something has happened since the last look, and the facts were not read again.
     Unknown,

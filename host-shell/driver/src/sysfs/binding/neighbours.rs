@@ -10,9 +10,9 @@ const BRIDGES: u32 = 0x06;
 /// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupNeighbour {
-    /// Its PCI address.
+    /// PCI address of the neighbour.
     pub address: PciAddress,
-    /// Its driver.
+    /// Driver of the neighbour.
     pub driver: Option<String>,
 }
 

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 
 /// A part of the kernel that exports block devices.
 struct KernelExporter {
-    /// Its module.
+    /// Kernel module of the exporter.
     module: &'static str,
-    /// Its folder in configfs.
+    /// Folder of the exporter in configfs.
     root: &'static str,
     /// The folders of its exports under that, with `*` for any name.
     folders: &'static str,

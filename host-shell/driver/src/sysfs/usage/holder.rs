@@ -6,7 +6,7 @@ use std::fmt;
 /// A running program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RunningProcess {
-    /// Its number.
+    /// Number of the process.
     pub id: u32,
     /// Name of the process, as the kernel has it: at most 15 bytes.
     pub name: String,

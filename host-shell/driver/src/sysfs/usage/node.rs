@@ -16,7 +16,7 @@ pub(super) enum PathTarget {
     Device(NodeIdentity),
     /// Another file, with the number of its file system.
     File(Number),
-    /// Nothing.
+    /// There is no file.
     Missing,
     /// A file system that does not answer.
     Silent,

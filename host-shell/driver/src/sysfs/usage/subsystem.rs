@@ -28,9 +28,9 @@ impl NamespaceDisk {
 /// Namespaces of a subsystem that a command concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandScope {
-    /// One.
+    /// The command affects one namespace.
     Namespace(u32),
-    /// All.
+    /// The command affects all namespaces of the subsystem.
     Subsystem,
 }
 

@@ -27,7 +27,7 @@ pub enum IommufdState {
     Absent,
     /// A node exists, but this process may not open it.
     Forbidden,
-    /// It can be opened.
+    /// The device node can be opened.
     Present,
 }
 
