@@ -46,7 +46,7 @@ fn zeroed<T: Default>(count: usize) -> Vec<T> {
 }
 
 impl Rig {
-    /// A queue of `entries` entries whose positions begin at `start`, with `cells` result cells.
+    /// Makes a queue of `entries` entries whose positions begin at `start`, with `cells` result cells.
     ///
     /// # Panics
     /// When there can be no such queue.
@@ -54,7 +54,7 @@ impl Rig {
         Self::of(QID, entries, slots, cells, start)
     }
 
-    /// The same for queue `qid`.
+    /// Makes such a queue with the identifier `qid`.
     ///
     /// # Panics
     /// When there can be no such queue.

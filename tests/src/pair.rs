@@ -65,7 +65,7 @@ pub struct End {
     pub outcome: CommandOutcome,
     /// Command-specific dword 0.
     pub dw0: u32,
-    /// It had expired before.
+    /// True if the command had expired before.
     pub late: bool,
 }
 

@@ -18,7 +18,7 @@ pub enum Telling {
 }
 
 impl<G: ThreadGroup, F: Fn(Telling)> Told<G, F> {
-    /// The same member of the same group.
+    /// Makes a group for the same member of the same group.
     pub fn new(group: G, told: F) -> Self {
         Self { group, told }
     }

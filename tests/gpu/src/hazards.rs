@@ -205,7 +205,7 @@ impl OwnStream {
         Ok(Self(stream))
     }
 
-    /// Its `CUstream`.
+    /// Returns the `CUstream`.
     pub fn handle(&self) -> u64 {
         self.0.expose_provenance() as u64
     }

@@ -42,11 +42,11 @@ pub struct Record {
     pub order: Order,
     /// I/O queue, 0 or 1.
     pub queue: usize,
-    /// Its identifier.
+    /// Identifier of the command.
     pub cid: Cid,
     /// Index of its buffer, and the first word and the number of words of its data.
     pub buffer: Option<(usize, usize, usize)>,
-    /// Its deadline.
+    /// Deadline of the command.
     pub deadline_ns: u64,
     /// The expected result of a Compare, if it is certain.
     pub same: Option<bool>,
@@ -62,7 +62,7 @@ pub struct Record {
     pub stamp: u64,
     /// True if the second part of its fault has already arrived.
     pub laid: bool,
-    /// It has ended.
+    /// True if the command has ended.
     pub ended: bool,
 }
 
@@ -73,7 +73,7 @@ struct Haunted {
     id: u32,
 }
 
-/// All accounts.
+/// The accounts of all commands.
 pub struct Accounts<'a> {
     records: Vec<Record>,
     /// Commands that are not expired yet, by queue, by deadline.

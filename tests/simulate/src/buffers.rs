@@ -97,12 +97,12 @@ impl<'a> Pool<'a> {
         self.buffers[index].words
     }
 
-    /// Its first byte.
+    /// Returns the address of the buffer's first byte.
     pub fn iova(&self, index: usize) -> Iova {
         self.buffers[index].area.iova
     }
 
-    /// Its pages.
+    /// Returns the addresses of the buffer's pages.
     pub fn pages(&self, index: usize) -> [Iova; 4] {
         self.buffers[index].pages
     }

@@ -46,7 +46,7 @@ pub(crate) enum Mode<'a> {
         stop: Option<bool>,
         emptied: bool,
     },
-    /// It is being shut down.
+    /// The controller is being shut down.
     Stopping {
         machine: ShutdownMachine,
         abrupt: bool,

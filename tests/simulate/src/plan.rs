@@ -13,7 +13,7 @@ pub enum Verb {
     Read,
     /// Write of new data.
     Write,
-    /// The same with force unit access.
+    /// A write with force unit access.
     WriteThrough,
     /// Compare with the data that the model says are there.
     Compare,

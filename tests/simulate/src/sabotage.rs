@@ -8,7 +8,7 @@ use nvme_core::spec::Status;
 /// A planted bug, at a point where a driver meets the host or the controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sabotage {
-    /// None.
+    /// No bug.
     #[default]
     None,
     /// Command 50 ends twice.

@@ -30,7 +30,7 @@ pub enum Driver {
 /// One I/O queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueSetup {
-    /// Its driver.
+    /// Driver of the queue.
     pub driver: Driver,
     /// Entries of the submission ring.
     pub sq_entries: u32,

@@ -12,7 +12,7 @@ const RUNS: u32 = 3_000;
 pub struct Shrunk {
     /// The plan.
     pub plan: Plan,
-    /// Its run, with lines.
+    /// A run of the plan, with its trace.
     pub run: Run,
     /// Number of runs that the search took.
     pub runs: u32,

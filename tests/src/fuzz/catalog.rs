@@ -64,7 +64,7 @@ pub fn catalog(bytes: &[u8]) {
     }
 }
 
-/// The same for what follows the first bytes of a GGUF file.
+/// Reads the bytes as the part of a GGUF file after its first bytes.
 pub fn gguf(bytes: &[u8]) {
     catalog(&[b"GGUF\x03\0\0\0", bytes].concat());
 }

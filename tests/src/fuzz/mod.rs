@@ -87,7 +87,7 @@ fn is_audited(bytes: &[u8]) -> bool {
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    /// All of `bytes`.
+    /// Makes an input of all `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }

@@ -387,7 +387,7 @@ fn shutdown_normal_and_abrupt_ends_disabled() {
     }
 }
 
-/// Nothing that bring-up writes may depend on what a page held before.
+/// Bring-up may write no data that depend on what a page held before.
 #[test]
 fn bring_up_works_again_and_again() {
     with_pair(config(), Setup::default(), |pair| {

@@ -5,9 +5,9 @@ pub struct Function<'a> {
     pub name: &'a str,
     /// True for a kernel, which the host launches.
     pub entry: bool,
-    /// Its instructions, trimmed, without predicates.
+    /// The function's instructions, trimmed, without predicates.
     pub body: Vec<&'a str>,
-    /// The same with their predicates.
+    /// The function's instructions with their predicates.
     pub code: Vec<&'a str>,
 }
 

@@ -19,7 +19,7 @@ pub enum Move {
     Read,
     /// The data move to the medium.
     Write,
-    /// It is compared.
+    /// The data are compared with the medium.
     Compare,
     /// The medium is set to zero.
     Zero,

@@ -16,7 +16,7 @@ use nvme_spec::{Cqe, Qid, SQE_BYTES, Sqe, Status, register};
 pub mod order {
     /// The queue is not served, and its memory is left alone.
     pub const REST: u32 = 0;
-    /// It is served.
+    /// The warp serves the queue.
     pub const SERVE: u32 = 1;
     /// The warp ends.
     pub const END: u32 = 2;

@@ -39,7 +39,7 @@ pub const STOP: usize = 0xFF8;
 
 /// Effect of a fault on the commands that it strikes.
 pub mod fault {
-    /// Nothing is struck.
+    /// No command has a fault.
     pub const NONE: u32 = 0;
     /// The command never completes.
     pub const DROP: u32 = 1;
@@ -55,9 +55,9 @@ pub mod fault {
     pub const STATUS: u32 = 6;
     /// Completes with identifier [`Plan::value`](super::Plan::value).
     pub const WRONG_CID: u32 = 7;
-    /// Its completion has the phase tag of the pass before.
+    /// The completion has the phase tag of the pass before.
     pub const WRONG_PHASE: u32 = 8;
-    /// Its completion has the head [`Plan::value`](super::Plan::value).
+    /// The completion has the head [`Plan::value`](super::Plan::value).
     pub const WRONG_SQHD: u32 = 9;
     /// The controller stops with CSTS.CFS = 1, until it is reset.
     pub const FATAL: u32 = 10;

@@ -87,12 +87,12 @@ impl Drive {
         Self::open(bench, &name, timeout)
     }
 
-    /// A device of [`BYTES`] bytes, which are written.
+    /// Opens a device of [`BYTES`] bytes and writes them.
     pub fn open(bench: &Bench, name: &str, timeout: Duration) -> Outcome<Self> {
         Self::open_on(&bench.gpu, name, timeout)
     }
 
-    /// The same for any GPU.
+    /// Opens such a device with any GPU.
     pub fn open_on(gpu: &Arc<Gpu>, name: &str, timeout: Duration) -> Outcome<Self> {
         let open = || -> nvme_host::Result<Self> {
             let options = StoreOptions {
@@ -322,7 +322,7 @@ impl Job {
             .collect())
     }
 
-    /// Other ids, as many.
+    /// Replaces the ids by as many others.
     pub fn replace_ids(&mut self, ids: Vec<i64>) -> Outcome<()> {
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         self.ids = ids;
@@ -334,7 +334,7 @@ impl Job {
         self.check_against(&drive.image)
     }
 
-    /// The same against the bytes of a drive.
+    /// Checks the rows as [`check`](Self::check) does, against the bytes of a drive.
     pub fn check_against(&self, image: &[u8]) -> Outcome<Vec<i32>> {
         let codes = self.codes()?;
         let mut out = vec![0; self.ids.len() * self.stride as usize];

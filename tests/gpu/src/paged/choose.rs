@@ -38,7 +38,7 @@ struct Sparse {
     job: Job,
     choosing: SelectionKernels,
     summaries: PageSummaries,
-    /// The same as bytes, made by the CPU.
+    /// The summaries as bytes, made by the CPU.
     expected: Vec<u8>,
     keep: PageLimits,
     workspace: DeviceMemory,

@@ -77,7 +77,7 @@ fn apart(taken: &[(Iova, Arc<DmaPages>)]) -> Outcome {
     }
 }
 
-/// The same from four threads at once.
+/// Allocates, maps and unmaps from four threads at once.
 pub fn threads(device: &Arc<dyn Device>) -> Outcome {
     let work = || -> Outcome {
         for number in 0..MANY {

@@ -110,7 +110,7 @@ impl Nvme {
         self.identify_to(self.iovas[DATA], consumed)
     }
 
-    /// The same into a page at any address.
+    /// Sends Identify Controller as [`identify`](Self::identify) does, with a page at any address.
     pub fn identify_to(&mut self, to: u64, consumed: bool) -> Option<u32> {
         let entry = self.arena.wrapping_add(64 * self.tail).cast::<u32>();
         let words = [

@@ -115,7 +115,7 @@ impl Bench {
         Ok(reached)
     }
 
-    /// Nothing is left of a MAP.
+    /// Checks that nothing is left of a MAP.
     fn is_clean(&mut self, subject: &Subject, iova: u64) -> Outcome {
         let pins = machine::pins()? - self.pins;
         let info = self.nvme.node.info();

@@ -19,7 +19,7 @@ pub(super) const PATIENCE_NS: u64 = 3 * COMMAND_NS + 2_000_000_000;
 /// The state of the host's watch.
 #[derive(Clone, Copy)]
 pub(super) enum Host {
-    /// It looks for trouble.
+    /// The host looks for trouble.
     Watches,
     /// The gate is closed; the host waits until all blocks have left.
     Waits { since_ns: u64 },

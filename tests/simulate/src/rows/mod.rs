@@ -58,7 +58,7 @@ const TURNS: u32 = 20_000;
 /// A planted bug, which shows that the oracles find it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sabotage {
-    /// None.
+    /// No bug.
     #[default]
     None,
     /// A write makes no line stale.

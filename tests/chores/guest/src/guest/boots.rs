@@ -80,7 +80,7 @@ const PLAIN_VFIO: &[&str] = &[
     "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10,mdts=9",
 ];
 
-/// The same beside a function whose BAR 2 stands for the memory of a GPU.
+/// The controller of `PLAIN_VFIO` beside a function whose BAR 2 replaces the memory of a GPU.
 const PEER_BESIDE: &[&str] = &[
     "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
     "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10,mdts=9",

@@ -22,7 +22,7 @@ pub enum Outcome {
     LeftOut,
     /// The rule was edited, and is kept beside its path under this name.
     Saved(PathBuf),
-    /// It is gone.
+    /// The rule was removed.
     Removed,
 }
 
