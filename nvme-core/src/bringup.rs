@@ -80,7 +80,7 @@ pub struct BringupMachine<'a> {
 }
 
 impl<'a> BringupMachine<'a> {
-    /// A machine that brings up the controller behind `registers`, whatever its state.
+    /// Returns a machine that brings up the controller behind `registers`, whatever its state.
     ///
     /// `page` is DMA memory of at least 4,096 bytes, page aligned, that the machine uses for Identify
     /// data. After an error the controller may still write to it until the function is reset.

@@ -44,7 +44,7 @@ impl OperationAccount {
         self.0.push((name, memory.sequence(work)));
     }
 
-    /// The operations whose name begins with one of `names`.
+    /// Returns the operations whose name begins with one of `names`.
     fn text(&self, names: &[&str]) -> String {
         let mut text = String::new();
         let asked = |name: &str| names.iter().any(|begin| name.starts_with(begin));

@@ -222,7 +222,7 @@ impl WholeBlock {
 #[cfg(target_arch = "nvptx64")]
 const _: () = assert!(SCRATCH * 4 == 1284);
 
-/// The block's scratch words. Not inlined: the array must exist once.
+/// Returns the block's scratch words. Not inlined: the array must exist once.
 #[cfg(target_arch = "nvptx64")]
 #[inline(never)]
 fn scratch() -> &'static [AtomicU32; SCRATCH] {

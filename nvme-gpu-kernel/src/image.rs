@@ -80,7 +80,7 @@ mod tests {
         KernelImage { ptx: "", code }
     }
 
-    /// A file with these capabilities and one byte of each.
+    /// Returns a file with these capabilities and one byte of each.
     fn file(capabilities: &[u32]) -> &'static [u8] {
         let mut file = CODE_MAGIC.to_vec();
         file.extend((capabilities.len() as u32).to_le_bytes());

@@ -48,7 +48,7 @@ struct Ring {
 }
 
 impl Ring {
-    /// The first submission entry: entries lie at multiples of their size.
+    /// Returns the first submission entry: entries lie at multiples of their size.
     fn first(&self) -> usize {
         (address(&self.words).next_multiple_of(64) - address(&self.words)) as usize / 8
     }
@@ -254,7 +254,7 @@ impl World {
         }
     }
 
-    /// The codes of the rows; each row is that of `ids`, or zero.
+    /// Returns the codes of the rows; each row is that of `ids`, or zero.
     fn finish(&self, ids: [i64; COUNT]) -> [i32; COUNT] {
         for word in &self.status {
             word.store(NO_CODE as u32, Order::Relaxed, Scope::Gpu);

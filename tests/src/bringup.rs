@@ -21,7 +21,7 @@ pub trait Host {
     /// The controller accesses no memory: reclaims and restarts every queue.
     fn disabled(&mut self, proof: &Quiesced<'_>);
 
-    /// The memory that the controller gets of at least `minimum` bytes.
+    /// Returns the memory that the controller gets of at least `minimum` bytes.
     fn host_memory(&mut self, preferred: u64, minimum: u64) -> Option<HostMemoryPages> {
         let _ = (preferred, minimum);
         None

@@ -92,7 +92,7 @@ impl Rig {
         }
     }
 
-    /// The queue's state.
+    /// Returns the queue's state.
     ///
     /// # Panics
     /// When there can be no such queue.
@@ -101,12 +101,12 @@ impl Rig {
         QueueState::new(&self.state, self.qid, entries, self.slots).expect("a possible queue")
     }
 
-    /// The result cells.
+    /// Returns the result cells.
     pub fn cells(&self) -> ResultCells<'_> {
         ResultCells::new(&self.cells)
     }
 
-    /// The queue as any thread uses it.
+    /// Returns the queue as any thread uses it.
     pub fn shared(&self) -> SharedQueue<'_> {
         SharedQueue::new(self.memory(), self.state(), self.cells())
     }
@@ -165,7 +165,7 @@ pub struct Hand<'a> {
 }
 
 impl<'a> Hand<'a> {
-    /// The controller of a queue that was just created.
+    /// Returns the controller of a queue that was just created.
     pub fn new(rig: &'a Rig) -> Self {
         Self {
             rig,
@@ -186,7 +186,7 @@ impl<'a> Hand<'a> {
         }
     }
 
-    /// The queue.
+    /// Returns the queue.
     pub fn rig(&self) -> &'a Rig {
         self.rig
     }
@@ -223,7 +223,7 @@ impl<'a> Hand<'a> {
         waiting
     }
 
-    /// The next entry, if the tail doorbell has passed it; its slot's list is read, too.
+    /// Returns the next entry, if the tail doorbell has passed it; its slot's list is read, too.
     pub fn fetch(&mut self) -> Option<Sqe> {
         if self.waiting == 0 && self.look() == 0 {
             return None;
@@ -263,7 +263,7 @@ impl<'a> Hand<'a> {
         self.posted.wrapping_sub(self.look_back()) < self.mask()
     }
 
-    /// The entry that an honest controller posts next for this command.
+    /// Returns the entry that an honest controller posts next for this command.
     pub fn completion(&self, cid: Cid, status: Status, dw0: u32) -> Cqe {
         let phase = self.posted & (self.mask() + 1) == 0;
         Cqe {
@@ -300,7 +300,7 @@ impl<'a> Hand<'a> {
         self.scribble_before(u32::MAX);
     }
 
-    /// As [`scribble`](Self::scribble), of the entries before `end`.
+    /// Does the same as [`scribble`](Self::scribble), of the entries before `end`.
     pub fn scribble_before(&mut self, end: u32) {
         for index in 0..self.look_back().min(end) {
             self.rig.cq[index as usize].post(Cqe {
@@ -331,7 +331,7 @@ impl<'a> Hand<'a> {
     }
 }
 
-/// The proof that a queue of the controller `identity` was deleted, by a controller that answers everything.
+/// Returns the proof that a queue of the controller `identity` was deleted, by a controller that answers everything.
 ///
 /// # Panics
 /// When the queue is of another controller.

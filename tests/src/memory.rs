@@ -99,7 +99,7 @@ impl Memory {
         self.start_of(area).expose_provenance() as u64
     }
 
-    /// A submission ring at the start of `area`.
+    /// Returns a submission ring at the start of `area`.
     ///
     /// # Panics
     /// When the area is too short.
@@ -109,7 +109,7 @@ impl Memory {
         unsafe { SqRing::from_raw(self.start_of(area), entries, area.iova) }
     }
 
-    /// A completion ring at the start of `area`.
+    /// Returns a completion ring at the start of `area`.
     ///
     /// # Panics
     /// When the area is too short.
@@ -119,7 +119,7 @@ impl Memory {
         unsafe { CqRing::from_raw(self.start_of(area), entries, area.iova) }
     }
 
-    /// The words of `area`.
+    /// Returns the words of `area`.
     pub fn words(&self, area: Area) -> DmaWords<'_> {
         // SAFETY: the memory is page aligned, inside `pages` for the whole area, and used as atomics on both sides.
         unsafe { DmaWords::from_raw(self.start_of(area), (area.bytes / 8) as usize, area.iova) }
@@ -220,7 +220,7 @@ impl DmaMemory for &Memory {
     }
 }
 
-/// The driver's view of a doorbell in the simulator's doorbell memory.
+/// Returns the driver's view of a doorbell in the simulator's doorbell memory.
 pub fn doorbell(doorbells: &Doorbells, qid: u16, completion: bool) -> DoorbellRegister<'_> {
     let word = if completion {
         doorbells.cq_head(qid)

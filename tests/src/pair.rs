@@ -178,12 +178,12 @@ impl<'a> Pair<'a> {
         self.bar
     }
 
-    /// The controller's page size.
+    /// Returns the controller's page size.
     pub fn page(&self) -> PageSize {
         self.page
     }
 
-    /// A fresh buffer, page aligned.
+    /// Returns a fresh buffer, page aligned.
     pub fn buffer(&self, bytes: u64) -> Area {
         self.memory.take(bytes, self.page.bytes())
     }
@@ -340,7 +340,7 @@ impl<'a> Pair<'a> {
         panic!("admin command {:#04x} was not answered", sqe.opcode());
     }
 
-    /// The limits of the first namespace, as bring-up found them.
+    /// Returns the limits of the first namespace, as bring-up found them.
     ///
     /// # Panics
     /// Before bring-up.
@@ -421,7 +421,7 @@ impl Host for Pair<'_> {
     }
 }
 
-/// The plan that creates `queue` where its rings lie.
+/// Returns the plan that creates `queue` where its rings lie.
 fn plan_of(queue: &Queue<'_>) -> QueuePlan {
     QueuePlan {
         qid: queue.qid(),

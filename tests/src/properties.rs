@@ -23,7 +23,7 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// A disabled controller with the NVM command set, 4 KiB pages, 64 entries and TO of 500 ms.
+    /// Returns a disabled controller with the NVM command set, 4 KiB pages, 64 entries and TO of 500 ms.
     pub fn new() -> Self {
         let mut cap = Cap(0);
         cap.set_mqes(64);

@@ -7,17 +7,17 @@ use nvme_units::SplitMix;
 pub struct Rng(SplitMix);
 
 impl Rng {
-    /// The sequence that starts at `seed`.
+    /// Returns the sequence that starts at `seed`.
     pub fn new(seed: u64) -> Self {
         Self(SplitMix::new(seed))
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn word(&mut self) -> u64 {
         self.0.next_word()
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which is not 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.word() % bound
     }
@@ -44,7 +44,7 @@ impl Seed {
         }))
     }
 
-    /// The number.
+    /// Returns the number.
     pub fn get(&self) -> u64 {
         self.0
     }

@@ -41,7 +41,7 @@ struct Meeting<P> {
 }
 
 impl<P: Place, const READS: u32> Member<P, READS> {
-    /// The members of a team of `size`, in the order of their ranks.
+    /// Returns the members of a team of `size`, in the order of their ranks.
     pub fn of(size: usize) -> Vec<Self> {
         assert!(READS == 1 || size == 1, "only a lone member reads several");
         let row = || (0..size).map(|_| AtomicU64::new(0)).collect();
@@ -180,7 +180,7 @@ pub struct Clock(std::time::Instant);
 
 #[cfg(not(loom))]
 impl Default for Clock {
-    /// A clock that starts now.
+    /// Returns a clock that starts now.
     fn default() -> Self {
         Self(std::time::Instant::now())
     }

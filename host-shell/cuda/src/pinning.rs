@@ -68,7 +68,7 @@ impl RegisteredMemory {
     }
 }
 
-/// As [`RegisteredMemory::pinned`].
+/// Does the same as [`RegisteredMemory::pinned`].
 ///
 /// # Errors
 /// [`Error::Environment`] with both answers.

@@ -146,8 +146,8 @@ impl Gpu {
         Ok(mapped)
     }
 
-    /// As [`judge`](Self::judge), for any number of arguments that have the same address on the host and on the
-    /// GPU.
+    /// Does the same as [`judge`](Self::judge), for any number of arguments that have the same address on the host and
+    /// on the GPU.
     ///
     /// # Errors
     /// The error of the first argument that is refused.

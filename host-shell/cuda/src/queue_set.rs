@@ -147,7 +147,7 @@ impl RemoteQueue {
         self.states.gpu()
     }
 
-    /// As [`QueueSet::inspect`]. No kernel may use the queue.
+    /// Does the same as [`QueueSet::inspect`]. No kernel may use the queue.
     pub fn inspect<R>(&self, look: impl FnOnce(QueueMemory<'_>, QueueState<'_>) -> R) -> Result<R> {
         let size = self.host.iter().map(state_bytes).max();
         let size = size.unwrap_or(STATE_ALIGN);

@@ -138,7 +138,7 @@ impl LaunchMemory {
         }
     }
 
-    /// As [`GpuQueues::run`], over the queues of `set`.
+    /// Does the same as [`GpuQueues::run`], over the queues of `set`.
     ///
     /// # Safety
     /// As there.

@@ -124,7 +124,7 @@ impl Stream {
         }
     }
 
-    /// As [`wait`](Self::wait), `grace` at most from when `stop` is set on.
+    /// Does the same as [`wait`](Self::wait), `grace` at most from when `stop` is set on.
     ///
     /// # Errors
     /// [`Error::Interrupted`] past the grace time: the kernel still runs, and memory that it uses must stay valid.

@@ -90,7 +90,7 @@ mod tests {
     const TEXT: &str =
         "# CONFIG_IOMMUFD is not set\nCONFIG_PCI_P2PDMA=y\nCONFIG_VFIO=m\nCONFIG_NR_CPUS=64\n";
 
-    /// A file of gzip's with a name in its header.
+    /// Returns a file of gzip's with a name in its header.
     fn packed(text: &str) -> Vec<u8> {
         let mut bytes = vec![0x1F, 0x8B, 8, 8, 0, 0, 0, 0, 0, 3];
         bytes.extend(b"config\0");

@@ -273,7 +273,7 @@ fn resizable(bytes: &[u8], at: usize) -> Vec<ResizableBar> {
 mod tests {
     use super::*;
 
-    /// A controller as QEMU shows it: MSI-X at 40h, PCIe at 80h.
+    /// Returns a controller as QEMU shows it: MSI-X at 40h, PCIe at 80h.
     fn space() -> Vec<u8> {
         let mut bytes = vec![0; 256];
         bytes[..4].copy_from_slice(&[0x36, 0x1B, 0x10, 0x00]);

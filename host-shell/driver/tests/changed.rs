@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const NS: Nsid = Nsid(1);
 
-/// A controller whose first write is followed by `change`.
+/// Returns a controller whose first write is followed by `change`.
 fn controller(change: &str) -> Controller {
     let text = format!("sim:mem?size=16MiB&block=4096&queues=8&fault={change}@op=write,nth=1");
     let config = ControllerConfig {

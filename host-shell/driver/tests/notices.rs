@@ -15,7 +15,7 @@ const BLOCK: usize = 4096;
 /// Longer than a thread may have to wait for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The reported notices, and a configuration whose callback records them.
+/// Returns the reported notices, and a configuration whose callback records them.
 fn listening(timeout_ms: u64) -> (ControllerConfig, Arc<Mutex<Vec<ControllerNotice>>>) {
     let told: Arc<Mutex<Vec<ControllerNotice>>> = Arc::default();
     let sink = Arc::clone(&told);
@@ -27,7 +27,7 @@ fn listening(timeout_ms: u64) -> (ControllerConfig, Arc<Mutex<Vec<ControllerNoti
     (config, told)
 }
 
-/// The next event, waited for.
+/// Returns the next event, waited for.
 fn next_event(controller: &Controller) -> DeviceEvent {
     let begin = Instant::now();
     while begin.elapsed() < PATIENCE {

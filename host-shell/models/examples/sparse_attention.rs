@@ -93,7 +93,7 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// The errors with `pages` pages, chosen in both ways.
+/// Returns the errors with `pages` pages, chosen in both ways.
 fn errors(pages: u32, seed: u64, shared: f32) -> Result<(f64, f64)> {
     let (queries, bytes) = synthetic(seed, shared);
     let store = Store::open("sim:mem?size=16MiB&block=512", &StoreOptions::default())?;

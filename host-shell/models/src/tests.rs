@@ -47,14 +47,14 @@ fn mixture() -> SyntheticModel {
     }
 }
 
-/// The file of a model.
+/// Returns the file of a model.
 fn file(model: &SyntheticModel) -> Vec<u8> {
     let mut bytes = Vec::new();
     model.write(&mut bytes, &mut |_| ()).unwrap();
     bytes
 }
 
-/// A store that holds `bytes` at [`PLACE`].
+/// Returns a store that holds `bytes` at [`PLACE`].
 fn store(bytes: &[u8], more: &str) -> Arc<Store> {
     let device = format!("sim:mem?size=16MiB{more}");
     let store = Store::open(&device, &StoreOptions::default()).unwrap();

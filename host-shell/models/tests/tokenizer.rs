@@ -176,7 +176,8 @@ impl Keys {
     }
 }
 
-/// A tokenizer of the kind SentencePiece with a token for each byte, and `tokens` with their scores behind those.
+/// Returns a tokenizer of the kind SentencePiece with a token for each byte, and `tokens` with their scores behind
+/// those.
 fn of_scores(tokens: &[(&str, f32)]) -> Tokenizer {
     let bytes = (0..=u8::MAX).map(|byte| (format!("<0x{byte:02X}>"), 0.0, 6i32));
     let tokens = tokens
@@ -204,7 +205,7 @@ fn of_scores(tokens: &[(&str, f32)]) -> Tokenizer {
     Tokenizer::of(&Catalog::of(&keys.file().as_slice()).unwrap()).unwrap()
 }
 
-/// A byte-pair tokenizer over all texts of up to 8 letters `a` and `b`, with these merges in their order.
+/// Returns a byte-pair tokenizer over all texts of up to 8 letters `a` and `b`, with these merges in their order.
 fn of_merges(merges: &[(String, String)]) -> nvme_host::Result<Tokenizer> {
     let mut keys = Keys {
         count: 0,

@@ -101,7 +101,7 @@ impl VectorFile {
         self.elements
     }
 
-    /// The type of an element in the file.
+    /// Returns the type of an element in the file.
     pub fn element(&self) -> ElementType {
         self.element
     }

@@ -31,7 +31,7 @@ fn small() -> BuildOptions {
     }
 }
 
-/// An index of `vectors` at byte `offset`.
+/// Returns an index of `vectors` at byte `offset`.
 fn built(
     store: &Arc<Store>,
     offset: u64,

@@ -23,8 +23,8 @@ impl Store {
         unsafe { self.read_by_cufile_after(0, offset, bytes, to) }
     }
 
-    /// As [`read_by_cufile`](Self::read_by_cufile), and after what `stream`, a `CUstream`, did before. A stream that is
-    /// being captured is not waited for: `false` with `Auto`.
+    /// Reads as [`read_by_cufile`](Self::read_by_cufile) does, after the work that is in `stream`, a `CUstream`. It does
+    /// not wait for a stream that is being captured: `false` with `Auto`.
     ///
     /// # Safety
     /// As [`read_by_cufile`](Self::read_by_cufile).

@@ -90,7 +90,7 @@ impl BegunGather {
         unsafe { self.finish_by(target, None, stream) }
     }
 
-    /// As [`finish`](Self::finish), with converted elements, as by [`Table::gather_as_on_gpu`].
+    /// Does the same as [`finish`](Self::finish), with converted elements, as by [`Table::gather_as_on_gpu`].
     ///
     /// # Safety
     /// As [`finish`](Self::finish), with the converted rows; scales of `widen` stay as long.

@@ -335,7 +335,7 @@ impl Store {
         transfer::write(&self.space, offset, data, lane::LaneOperation::Write)
     }
 
-    /// As [`write_at`](Self::write_at), with force unit access: durable when this returns.
+    /// Does the same as [`write_at`](Self::write_at), with force unit access: durable when this returns.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).

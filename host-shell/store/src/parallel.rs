@@ -110,7 +110,7 @@ mod tests {
 
     const ROW: usize = 100;
 
-    /// A table over a file whose row `id` begins with `id`.
+    /// Returns a table over a file whose row `id` begins with `id`.
     fn table(file: &TestFile, rows: usize) -> Table {
         let mut data = vec![0; rows * ROW];
         for (id, row) in data.chunks_mut(ROW).enumerate() {

@@ -70,8 +70,8 @@ impl Table {
         )
     }
 
-    /// As [`scatter`](Self::scatter), for a stream, whose ids could not be checked before: rows with ids out of
-    /// range fail, and the others are written; of equal ids the last.
+    /// Does the same as [`scatter`](Self::scatter), for a stream, whose ids could not be checked before: rows with ids
+    /// out of range fail, and the others are written; of equal ids the last.
     #[cfg(feature = "cuda")]
     pub(super) fn scatter_others(
         &self,
@@ -83,7 +83,7 @@ impl Table {
         self.change(ids, src, RowChange::Write, (last, fail), status)
     }
 
-    /// As [`scatter_add`](Self::scatter_add), likewise.
+    /// Does the same as [`scatter_add`](Self::scatter_add), likewise.
     #[cfg(feature = "cuda")]
     pub(super) fn add_others(
         &self,

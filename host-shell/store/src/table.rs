@@ -158,7 +158,7 @@ impl LaterTable {
         }
     }
 
-    /// As [`of`](Self::of), without memory of a GPU, for threads that call no driver.
+    /// Does the same as [`of`](Self::of), without memory of a GPU, for threads that call no driver.
     pub fn of_host(table: &Table) -> Self {
         Self {
             ranges: table.ranges.as_ref().map(TableRanges::of_host),
@@ -328,7 +328,7 @@ impl Table {
         report
     }
 
-    /// As [`Store::in_background`](super::Store::in_background), for gathers and scatters.
+    /// Does the same as [`Store::in_background`](super::Store::in_background), for gathers and scatters.
     ///
     /// # Errors
     /// [`Error::System`] when no thread can be started.

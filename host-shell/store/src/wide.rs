@@ -6,8 +6,8 @@ use nvme_driver::error::{Error, Result};
 use nvme_driver::widen::{FailedContent, RowConversion};
 
 impl Table {
-    /// As [`gather`](Self::gather), with rows of [`RowConversion::row_bytes`] bytes in `out`. `widen` is a
-    /// [`RowWidening`](nvme_driver::widen::RowWidening), or one with scales in memory of the host.
+    /// Does the same as [`gather`](Self::gather), with rows of [`RowConversion::row_bytes`] bytes in `out`. `widen` is
+    /// a [`RowWidening`](nvme_driver::widen::RowWidening), or one with scales in memory of the host.
     ///
     /// ```
     /// use nvme_store::{Format, Store, StoreOptions, WideFormat, RowWidening};

@@ -34,7 +34,7 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// The blocks of a document that are to be run, with the line on which each begins.
+/// Returns the blocks of a document that are to be run, with the line on which each begins.
 fn blocks(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut lines = text.lines().enumerate();

@@ -94,7 +94,7 @@ impl ServerBackend for Backend {
     }
 }
 
-/// The regions of an NVMe function whose doorbells are `bar`, a file with one page.
+/// Returns the regions of an NVMe function whose doorbells are `bar`, a file with one page.
 fn regions(bar: &File) -> Vec<ServerRegion> {
     let region = |index| {
         let mut region_info = vfio_region_info {

@@ -277,7 +277,7 @@ fn the_suite_prints_a_line_for_each_case() {
     );
 }
 
-/// The object that a command prints.
+/// Returns the object that a command prints.
 fn json(output: Output) -> serde_json::Value {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");

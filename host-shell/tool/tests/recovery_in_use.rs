@@ -14,7 +14,7 @@ in_each_place!(
     errors_of_the_medium_are_no_outages,
 );
 
-/// A verified workload of 2,048 commands over `device` that continues after recoveries.
+/// Runs a verified workload of 2,048 commands over `device` that continues after recoveries; returns its report.
 fn bench(folder: &Folder, device: &str, more: &[&str]) -> Value {
     let fixed = "bench --rw randrw --verify --io-size 8MiB --timeout-ms 300 --recover";
     let fixed: Vec<&str> = fixed.split(' ').collect();

@@ -18,7 +18,7 @@ macro_rules! features {
             $(#[doc = $text] pub const $name: u8 = $fid;)*
         }
 
-        /// The specification's name of feature `fid`, or `None` for reserved and vendor values.
+        /// Returns the specification's name of feature `fid`, or `None` for reserved and vendor values.
         pub const fn name(fid: u8) -> Option<&'static str> {
             match fid {
                 $($fid => Some($text),)*

@@ -18,7 +18,7 @@ macro_rules! pages {
             $(#[doc = $text] pub const $name: u8 = $lid;)*
         }
 
-        /// The specification's name of log page `lid`, or `None` for reserved and vendor values.
+        /// Returns the specification's name of log page `lid`, or `None` for reserved and vendor values.
         pub const fn name(lid: u8) -> Option<&'static str> {
             match lid {
                 $($lid => Some($text),)*

@@ -9,7 +9,7 @@ use nvme_core::group::{ExecContext, GroupOp, LoneThread, ThreadGroup};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// A clock that advances with each reading, so that sleeping lanes wake.
+/// Returns a grid whose clock advances with each reading, so that sleeping lanes wake.
 fn grid(blocks: u32, threads: u32) -> HostGrid {
     let now_ns = Cell::new(0);
     HostGrid {

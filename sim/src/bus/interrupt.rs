@@ -177,7 +177,7 @@ mod tests {
     use nvme_spec::register::offset;
     use nvme_spec::{Lba, Nsid, Qid, Sqe, Status, admin, nvm};
 
-    /// A controller with queue 1 on vector 3.
+    /// Returns a controller with queue 1 on vector 3.
     fn driver() -> (Driver, Arc<Raised>) {
         let (mut driver, raised) = Driver::with_interrupts(config());
         driver.create_pair_on(1, Some(3));

@@ -74,7 +74,7 @@ mod tests {
     use nvme_spec::{Lba, Nsid, Status, admin, nvm};
     use zerocopy::FromBytes;
 
-    /// A driver whose first I/O command meets `change`, with a request for events, which are asked for.
+    /// Returns a driver whose first I/O command meets `change`, with a request for events, which are asked for.
     fn met_by(change: ExternalChange) -> (Driver, u16) {
         let mut config = config();
         config.faults.rules.push(FaultRule {

@@ -261,7 +261,7 @@ const CHILDREN: usize = 16;
 const POLICY: usize = 41;
 const IDLE: u32 = 5;
 
-/// The fields from the third on. The name of the program, in brackets, may hold blanks.
+/// Returns the fields from the third on. The name of the program, in brackets, may hold blanks.
 fn fields(stat: &str) -> impl Iterator<Item = &str> {
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     fields.split_whitespace()
@@ -271,7 +271,7 @@ fn field(stat: &str, number: usize) -> Option<u32> {
     fields(stat).nth(number - 3)?.parse().ok()
 }
 
-/// The sum of two fields of /proc/PID/stat, in ticks of 1/100 s (USER_HZ on every Linux of today).
+/// Returns the sum of two fields of /proc/PID/stat, in ticks of 1/100 s (USER_HZ on every Linux of today).
 fn ticks(stat: &str, first: usize) -> u64 {
     let fields = fields(stat).skip(first - 3).take(2);
     fields.filter_map(|field| field.parse::<u64>().ok()).sum()

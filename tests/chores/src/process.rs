@@ -37,7 +37,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The workspace's root: two levels above this package.
+/// Returns the workspace's root: two levels above this package.
 pub fn root() -> PathBuf {
     let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     manifest
@@ -52,7 +52,7 @@ pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// The cargo that runs this program. It repeats a download that fails.
+/// Returns the cargo that runs this program. It repeats a download that fails.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.env("CARGO_NET_RETRY", "10");
@@ -157,7 +157,7 @@ mod tests {
     use std::process::Command;
     use std::time::Duration;
 
-    /// A shell command that fails until it has run `times` times, and counts its runs in a file.
+    /// Returns a shell command that fails until it has run `times` times, and counts its runs in a file.
     fn fails(name: &str, times: u32) -> (Command, std::path::PathBuf) {
         let file = root().join(format!("target/retried-{name}-{}", std::process::id()));
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();

@@ -23,7 +23,7 @@ pub fn failed_lines() -> Vec<String> {
     failed.clone()
 }
 
-/// The lines of an output that name failed tests of libtest, pytest and planted bugs, and their causes.
+/// Returns the lines of an output that name failed tests of libtest, pytest and planted bugs, and their causes.
 fn failures_of(output: &str) -> Vec<String> {
     let (mut kept, mut of_panic) = (Vec::new(), 0);
     for line in output.lines() {

@@ -193,7 +193,7 @@ pub fn libnvme() -> Result<(), Failure> {
     )
 }
 
-/// A tool of LLVM `major`: rustup's, Debian's, or the one of the Debian package that is installed here.
+/// Returns a tool of LLVM `major`: rustup's, Debian's, or the one of the Debian package that is installed here.
 pub fn llvm(program: &str, major: &str) -> Result<PathBuf, Failure> {
     let rustup = sysroot(Path::new("rustc")).map(|root| {
         root.join("lib/rustlib/x86_64-unknown-linux-gnu/bin")
@@ -213,7 +213,7 @@ pub fn llvm(program: &str, major: &str) -> Result<PathBuf, Failure> {
     }
 }
 
-/// The compiler's sysroot.
+/// Returns the compiler's sysroot.
 pub fn sysroot(rustc: &Path) -> Option<PathBuf> {
     let text = output(Command::new(rustc).args(["--print", "sysroot"])).ok()?;
     Some(PathBuf::from(text.trim()))

@@ -148,7 +148,7 @@ impl Job {
         Ok(())
     }
 
-    /// The product of a row by `f64`, and the sum of the sizes.
+    /// Returns the product of a row by `f64`, and the sum of the sizes.
     fn product(&self, row: &[u8]) -> (f64, f64) {
         let half = |k: u32| u16::from_le_bytes([row[2 * k as usize], row[2 * k as usize + 1]]);
         let (mut sum, mut size) = (0.0, 0.0);

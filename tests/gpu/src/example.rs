@@ -130,7 +130,7 @@ fn walk(bench: &Bench, image: &[u8]) -> Result<String, String> {
     }
 }
 
-/// The embedded image that this GPU takes.
+/// Returns the embedded image that this GPU takes.
 fn for_this_gpu(bench: &Bench) -> Result<&'static [u8], &'static str> {
     let mut built = CUDA
         .into_iter()
@@ -207,7 +207,7 @@ fn run(bench: &Bench, image: &[u8]) -> Result<String, String> {
     }
 }
 
-/// The histogram of the image.
+/// Returns the histogram of the image.
 fn expected() -> [u64; 256] {
     let mut bins = [0; 256];
     for byte in (0..IMAGE / 8).flat_map(|index| data_word(IMAGE_SEED, index).to_le_bytes()) {

@@ -15,7 +15,7 @@ pub fn set(limit: Duration, progress: Progress) {
     let _ = LIMITS.set((limit, progress));
 }
 
-/// The longest that an operation, or a command without a fault, may take.
+/// Returns the longest that an operation, or a command without a fault, may take.
 pub fn limit() -> Duration {
     LIMITS
         .get()
@@ -42,7 +42,7 @@ pub fn finish_within(stream: &Stream, limit: Duration) {
     }
 }
 
-/// An error in words. One that says that an operation has not ended ends the program.
+/// Returns an error in words. One that says that an operation has not ended ends the program.
 pub fn text(error: Error) -> String {
     let text = format!("{error} ({})", error.remedy());
     if matches!(error, Error::Unfinished { .. }) {

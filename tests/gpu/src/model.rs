@@ -68,7 +68,7 @@ fn bytes_of(stored: StoredFormat, experts: Option<ExpertMixture>) -> Outcome<Vec
     Ok(bytes)
 }
 
-/// The model in memory of the store's GPU, or of the host without one: less than all of its layers at a time.
+/// Returns the model in memory of the store's GPU, or of the host without one: less than all of its layers at a time.
 fn open(device: &str, gpu: Option<u32>, bytes: &[u8]) -> nvme_host::Result<Llama> {
     let options = StoreOptions {
         queues: 2,

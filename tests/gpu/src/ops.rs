@@ -62,7 +62,7 @@ impl Op {
         }
     }
 
-    /// The block of the region that command `index` is about.
+    /// Returns the block of the region that command `index` is about.
     fn unit(self, index: usize) -> usize {
         match self {
             // Ranges are read from memory, here in reverse order.

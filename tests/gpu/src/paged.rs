@@ -243,7 +243,7 @@ impl Job {
         Ok(ended.failures)
     }
 
-    /// The table of a head: its pages.
+    /// Returns the table of a head: its pages.
     fn table(&self, sequence: u32, kv_head: u32) -> &[u32] {
         let table = match self.case.per_head {
             true => sequence * self.case.shape.kv_heads + kv_head,

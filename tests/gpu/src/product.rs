@@ -207,7 +207,7 @@ impl Case {
     }
 }
 
-/// The product of a row and a vector, and the tolerance.
+/// Returns the product of a row and a vector, and the tolerance.
 fn sum(stored: StoredFormat, row: &[u8], x: &[f32]) -> (f64, f64) {
     let half = |k: u32| u16::from_le_bytes([row[2 * k as usize], row[2 * k as usize + 1]]);
     let (mut sum, mut size) = (0.0, 0.0);

@@ -44,7 +44,7 @@ pub struct Shape {
 
 /// A controller, queues on it, and data.
 pub trait Rigged {
-    /// A launch over all queues and the whole data memory, of reads of one block each.
+    /// Returns a launch over all queues and the whole data memory, of reads of one block each.
     fn launch(&self) -> Result<LaunchArguments, String>;
 
     /// Runs a kernel to its end: it bounds its own time.
@@ -67,7 +67,7 @@ pub trait Rigged {
     /// Fills the data and the memory around it with the canary.
     fn fill(&mut self);
 
-    /// The data memory.
+    /// Returns the data memory.
     fn data(&self) -> &[u8];
 
     /// Returns whether everything around the data still holds the canary.
@@ -235,7 +235,7 @@ impl<'b> Rig<'b> {
             .map_err(text)
     }
 
-    /// The queues and cells, for kernels of users.
+    /// Returns the queues and cells, for kernels of users.
     pub fn queues(&self) -> QueueArray {
         QueueArray {
             queues: self.device_words.address(),
@@ -245,7 +245,7 @@ impl<'b> Rig<'b> {
         }
     }
 
-    /// A launch over all queues and the whole data memory, of reads of one block each.
+    /// Returns a launch over all queues and the whole data memory, of reads of one block each.
     pub fn launch(&self) -> Result<LaunchArguments, String> {
         let host = self.data.host() + GUARD as u64;
         let (data, data_iova) = match &self.gpu_data {
@@ -343,7 +343,7 @@ impl<'b> Rig<'b> {
         Ok(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
     }
 
-    /// The data memory and its guards, while no kernel runs.
+    /// Returns the data memory and its guards, while no kernel runs.
     fn whole(&self) -> &[u8] {
         let len = self.shape.data + 2 * GUARD;
         // SAFETY: the range is inside the mapping, which lives as long as `self`; no kernel runs between calls, and the
@@ -357,12 +357,12 @@ impl<'b> Rig<'b> {
         unsafe { std::slice::from_raw_parts_mut(self.data.pages.start(), len) }
     }
 
-    /// The data memory.
+    /// Returns the data memory.
     pub fn data(&self) -> &[u8] {
         &self.whole()[GUARD..GUARD + self.shape.data]
     }
 
-    /// The data memory for writing, while no command is in flight.
+    /// Returns the data memory for writing, while no command is in flight.
     pub fn data_mut(&mut self) -> &mut [u8] {
         let end = GUARD + self.shape.data;
         &mut self.whole_mut()[GUARD..end]

@@ -75,7 +75,7 @@ impl Words {
             .all(|cell| *cell == value.to_le_bytes()))
     }
 
-    /// The gate, by words that the host and the GPU reach by the same address.
+    /// Returns the gate, by words that the host and the GPU reach by the same address.
     fn gate(&self) -> AdmissionGate<'_> {
         let first = std::ptr::with_exposed_provenance::<AtomicU32>(self.0.gate as usize);
         // SAFETY: the words belong to a gate and are never freed.

@@ -33,7 +33,7 @@ fn check(call: &str, result: CUresult) -> Outcome<()> {
     }
 }
 
-/// The context of the calling thread.
+/// Returns the context of the calling thread.
 fn current() -> Outcome<sys::CUcontext> {
     let mut context = null_mut();
     // SAFETY: the call writes one handle.

@@ -71,7 +71,7 @@ fn open(path: &str) -> Result<File, String> {
     file.map_err(|error| format!("{path}: {error}"))
 }
 
-/// The call's errno, 0 for none.
+/// Returns the call's errno, 0 for none.
 fn call(node: &File, number: u64, argument: &mut [u64; 8]) -> i32 {
     // SAFETY: the kernel reads and writes at most 48 bytes of the argument, and the list that a MAP names.
     match unsafe { libc::ioctl(node.as_raw_fd(), number as _, argument.as_mut_ptr()) } {
@@ -121,7 +121,7 @@ fn expect(what: &str, found: i32, wanted: i32) -> Outcome {
     }
 }
 
-/// The flags of INFO.
+/// Returns the flags of INFO.
 fn info(node: &File) -> Result<u64, String> {
     let mut ask = [32, 0, 0, 0, 0, 0, 0, 0];
     expect("INFO", call(node, INFO, &mut ask), 0)?;

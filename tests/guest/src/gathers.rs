@@ -53,7 +53,7 @@ pub fn reset(device: &str, tier: u32) -> Outcome {
     Ok(())
 }
 
-/// A store of `device` whose first bytes are those of the image.
+/// Returns a store of `device` whose first bytes are those of the image.
 fn prepared(device: &str, tier: u32) -> Result<(Bench, Vec<u8>), String> {
     let options = StoreOptions {
         allow_write: true,

@@ -19,7 +19,7 @@ pub fn patient(time: Duration) -> Duration {
     time * times.and_then(|times| times.parse().ok()).unwrap_or(1)
 }
 
-/// The configuration by default, with the time limit of this machine.
+/// Returns the configuration by default, with the time limit of this machine.
 pub fn config() -> ControllerConfig {
     let default = ControllerConfig::default();
     ControllerConfig {
@@ -28,7 +28,7 @@ pub fn config() -> ControllerConfig {
     }
 }
 
-/// The cause and the remedy.
+/// Returns the cause and the remedy.
 pub fn said(error: nvme_host::Error) -> String {
     format!("{error}: {}", error.remedy())
 }

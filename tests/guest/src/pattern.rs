@@ -23,7 +23,7 @@ pub fn fill(seed: u64, place: u64, bytes: &mut [u8]) {
     }
 }
 
-/// The place of the first byte that is not the pattern's.
+/// Returns the place of the first byte that is not the pattern's.
 pub fn difference(seed: u64, place: u64, bytes: &[u8]) -> Option<u64> {
     let mut expected = [0; RUN as usize];
     let mut at = place;
@@ -50,7 +50,7 @@ fn to_next_run(place: u64) -> usize {
     (RUN - place % RUN) as usize
 }
 
-/// The word at `place`.
+/// Returns the word at `place`.
 fn first(seed: u64, place: u64) -> u64 {
     let (run, word) = (place / RUN, place % RUN / 8);
     let mut z = seed

@@ -20,7 +20,7 @@ fn open(path: &str) -> Result<File, String> {
     file.map_err(|error| format!("{path}: {error}"))
 }
 
-/// A dma-buf of `bytes` bytes of this machine's memory.
+/// Returns a dma-buf of `bytes` bytes of this machine's memory.
 pub fn udmabuf(bytes: u64) -> Result<OwnedFd, String> {
     /// `struct udmabuf_create` and `UDMABUF_CREATE` of linux/udmabuf.h.
     #[repr(C)]
@@ -64,8 +64,8 @@ pub fn udmabuf(bytes: u64) -> Result<OwnedFd, String> {
     }
 }
 
-/// The first `bytes` bytes of `resource`, mapped at `device`: a BAR in a sysfs file, or by VFIO's dma-buf, "udmabuf", or
-/// a BAR by the exporter.
+/// Returns the first `bytes` bytes of `resource`, mapped at `device`: a BAR in a sysfs file, or by VFIO's dma-buf,
+/// "udmabuf", or a BAR by the exporter.
 pub fn mapped(device: &Arc<dyn Device>, resource: &str, bytes: usize) -> Result<DmaBuffer, String> {
     if let Some(bar) = resource.strip_prefix("vfio:") {
         let pages = nvme_host::vfio::bar(bar, 0, bytes).map_err(said)?;

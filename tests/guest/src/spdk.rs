@@ -16,7 +16,7 @@ const BLOCKS: u32 = 96;
 /// Blocks of the namespace have that many bytes.
 const BLOCK: usize = 512;
 
-/// The tier of the open store.
+/// Returns the tier of the open store.
 fn tier() -> Result<i32, String> {
     // SAFETY: a structure of zeros is a valid value, its size is set, and the context is never freed.
     let (status, info) = unsafe {

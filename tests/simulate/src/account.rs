@@ -28,7 +28,7 @@ impl Failure {
         self.oracle == other.oracle && words(&self.text) == words(&other.text)
     }
 
-    /// A failure of `oracle`.
+    /// Returns a failure of `oracle`.
     pub fn new(oracle: &'static str, text: impl Into<String>) -> Self {
         let text = text.into();
         Self { oracle, text }
@@ -120,7 +120,7 @@ impl<'a> Accounts<'a> {
         self.records.len() as u32 + 1
     }
 
-    /// The record of a command.
+    /// Returns the record of a command.
     pub fn record(&mut self, id: u32) -> Option<&mut Record> {
         self.records.get_mut((id as usize).wrapping_sub(1))
     }
@@ -156,7 +156,7 @@ impl<'a> Accounts<'a> {
         !self.haunted.is_empty()
     }
 
-    /// The number of the command in flight that has this identifier.
+    /// Returns the number of the command in flight that has this identifier.
     pub fn in_flight(&self, queue: usize, cid: Cid) -> Option<u32> {
         let find = |record: &Record| !record.ended && record.queue == queue && record.cid == cid;
         self.records.iter().rposition(find).map(|at| at as u32 + 1)
@@ -266,7 +266,7 @@ impl<'a> Accounts<'a> {
         Ok(())
     }
 
-    /// The earliest deadline of `queue` that was not reported yet.
+    /// Returns the earliest deadline of `queue` that was not reported yet.
     pub fn next_deadline(&self, queue: usize) -> Option<u64> {
         let alive = |id: &&u32| {
             let record = &self.records[**id as usize - 1];
@@ -276,7 +276,7 @@ impl<'a> Accounts<'a> {
         Some(self.records[*first as usize - 1].deadline_ns)
     }
 
-    /// The first command of `queue` that is past its deadline and in flight.
+    /// Returns the first command of `queue` that is past its deadline and in flight.
     pub fn overdue(&self, queue: usize) -> Option<u32> {
         let find = |record: &Record| !record.ended && record.expired && record.queue == queue;
         self.records.iter().position(find).map(|at| at as u32 + 1)

@@ -59,7 +59,7 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// A free buffer of at least `bytes` bytes, which the controller can reach from now on.
+    /// Returns a free buffer of at least `bytes` bytes, which the controller can reach from now on.
     pub fn take(&mut self, bytes: u64) -> Option<usize> {
         let index = if bytes <= 2 * PAGE {
             self.small.pop()
@@ -92,7 +92,7 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// The words of a buffer.
+    /// Returns the words of a buffer.
     pub fn words(&self, index: usize) -> DmaWords<'a> {
         self.buffers[index].words
     }
@@ -121,7 +121,7 @@ impl<'a> Pool<'a> {
         before.chain(after).all(|at| words.get(at) == CANARY)
     }
 
-    /// A free buffer that was written to, if there is one.
+    /// Returns a free buffer that was written to, if there is one.
     pub fn spoilt(&self) -> Option<usize> {
         self.buffers.iter().position(|buffer| {
             let whole = |at| buffer.words.get(at) == CANARY;

@@ -38,7 +38,7 @@ impl Bells {
         }
     }
 
-    /// The driver's doorbell.
+    /// Returns the driver's doorbell.
     pub fn bell(&self, qid: u16, side: Side) -> DoorbellRegister<'_> {
         DoorbellRegister::new(&self.words[usize::from(qid)][side as usize])
     }

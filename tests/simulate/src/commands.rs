@@ -263,7 +263,7 @@ impl World<'_> {
     }
 }
 
-/// A stretch as two segments.
+/// Returns a stretch as two segments.
 fn halves(iova: Iova, len: u32) -> [SglSegment; 2] {
     let half = len / 2;
     let segment = |iova, len| SglSegment::Data { iova, len };

@@ -224,7 +224,7 @@ impl Coverage {
         }
     }
 
-    /// The pairs that can happen and were never seen.
+    /// Returns the pairs that can happen and were never seen.
     pub fn missing(&self) -> Vec<(Kind, State)> {
         self.pairs(|kind, state| impossible(kind, state).is_none() && self.count(kind, state) == 0)
     }

@@ -99,7 +99,7 @@ impl Model {
         }
     }
 
-    /// The only version that the block can have, if there is only one.
+    /// Returns the only version that the block can have, if there is only one.
     pub fn certain(&self, lba: u32) -> Option<u32> {
         match self.blocks[lba as usize].now[..] {
             [version] => Some(version),
@@ -130,7 +130,7 @@ impl Model {
         }
     }
 
-    /// A stamp for a flush that is submitted now.
+    /// Returns a stamp for a flush that is submitted now.
     pub fn stamp(&self) -> u64 {
         self.clock
     }
@@ -168,7 +168,7 @@ impl Model {
         possible
     }
 
-    /// The versions that may be in `lba`, for messages.
+    /// Returns the versions that may be in `lba`, for messages.
     pub fn possible(&self, lba: u32) -> &[u32] {
         &self.blocks[lba as usize].now
     }
@@ -189,7 +189,7 @@ pub fn fill(words: DmaWords<'_>, version: u32, lba: u32) {
     }
 }
 
-/// The version of block `lba` that these words are, if they are one.
+/// Returns the version of block `lba` that these words are, if they are one.
 pub fn version_of(words: DmaWords<'_>, lba: u32) -> Option<u32> {
     let first = words.get(0);
     let version = (first >> 32) as u32;

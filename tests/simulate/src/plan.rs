@@ -166,7 +166,7 @@ const OPS: usize = 460;
 pub const COMMANDS: u32 = 200;
 
 impl Plan {
-    /// The plan of a seed.
+    /// Returns the plan of a seed.
     pub fn draw(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let mut setup = Setup::draw(&mut rng);

@@ -34,7 +34,7 @@ pub enum Late {
 
 /// An I/O queue of the host.
 pub trait IoQueue {
-    /// The plan that creates it.
+    /// Returns the plan that creates it.
     fn plan(&self) -> QueuePlan;
     /// Places a command.
     fn submit(
@@ -52,7 +52,7 @@ pub trait IoQueue {
     fn expire(&mut self, now_ns: u64, late: &mut Vec<Late>, ended: &mut Vec<End>);
     /// Commands that have not ended.
     fn in_flight(&self) -> u32;
-    /// The most commands that can be.
+    /// Returns the most commands that can be.
     fn depth(&self) -> u32;
     /// Returns whether the queue refuses commands because of an entry that the controller posted.
     fn refuses(&self) -> bool;

@@ -189,7 +189,7 @@ fn io_queue<'a>(
 /// One in this number of seeds runs under the protocol auditor, which doubles the time of a run.
 const AUDITED: u64 = 16;
 
-/// The first rule that the driver has broken, whatever the controller did. Plans have commands past the
+/// Returns the first rule that the driver has broken, whatever the controller did. Plans have commands past the
 /// end of the namespace.
 fn audited(sim: &Controller<&Memory>) -> Option<Failure> {
     let findings = sim.findings();

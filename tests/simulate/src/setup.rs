@@ -148,7 +148,7 @@ fn draw_queue(rng: &mut Rng) -> QueueSetup {
     }
 }
 
-/// One of `from`.
+/// Returns one of `from`.
 pub fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
     from[rng.below(from.len() as u64) as usize]
 }

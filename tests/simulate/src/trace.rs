@@ -45,7 +45,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// An empty trace, with lines or without.
+    /// Returns an empty trace, with lines or without.
     pub fn new(lines: bool) -> Self {
         Self {
             hash: Mix::default(),
@@ -72,7 +72,7 @@ impl Trace {
         self.hash.finish()
     }
 
-    /// The lines, when they were wanted.
+    /// Returns the lines, when they were wanted.
     pub fn lines(&self) -> &[String] {
         self.lines.as_deref().unwrap_or_default()
     }

@@ -127,7 +127,7 @@ impl<'a> World<'a> {
         matches!(self.mode, Mode::Up { .. } | Mode::Aborting { .. })
     }
 
-    /// The coarseness of the clock of `queue`.
+    /// Returns the coarseness of the clock of `queue`.
     pub fn grain_ns(&self, queue: usize) -> u64 {
         match self.plan.setup.queues[queue].driver {
             Driver::Collective => 1024,

@@ -158,8 +158,8 @@ pub struct BadController<'a> {
 }
 
 impl<'a> BadController<'a> {
-    /// A controller whose geometry and actions come from `bytes`, with `list_words` words for lists; `None` when
-    /// they are too few.
+    /// Returns a controller whose geometry and actions come from `bytes`, with `list_words` words for lists; `None`
+    /// when they are too few.
     pub fn new(bytes: &'a [u8], list_words: usize) -> Option<Self> {
         let mut script = Unstructured::new(bytes);
         let shape = Shape::arbitrary(&mut script).ok()?;
@@ -186,7 +186,7 @@ impl<'a> BadController<'a> {
         DmaWords::new(&self.page, PAGE)
     }
 
-    /// The next thing that the bytes say; `None` when they are used up.
+    /// Returns the next thing that the bytes say; `None` when they are used up.
     pub fn next<T: Arbitrary<'a>>(&self) -> Option<T> {
         let mut script = self.script.borrow_mut();
         match script.is_empty() {
@@ -240,7 +240,7 @@ impl<'a> BadController<'a> {
         turn.is_some()
     }
 
-    /// A word of the driver's memory.
+    /// Returns a word of the driver's memory.
     fn word(&self, at: u64) -> Option<u64> {
         let entry = |rings: &Rings| {
             let offset = at.checked_sub(rings.at.0)? as usize;
@@ -367,7 +367,7 @@ impl<'a> BadController<'a> {
         csts
     }
 
-    /// The honest value, or another.
+    /// Returns the honest value, or another.
     fn answer<T: Arbitrary<'a>>(&self, honest: T, ones: T) -> T {
         match self.next::<u8>() {
             Some(0xFF) => ones,

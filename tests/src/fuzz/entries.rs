@@ -98,7 +98,7 @@ impl Posted {
         }
     }
 
-    /// The entries after the first `since` that end command `cid` with `status`.
+    /// Returns the entries after the first `since` that end command `cid` with `status`.
     pub fn told(
         &self,
         cid: Cid,

@@ -92,7 +92,7 @@ impl Guest {
         let _ = self.map.share(STARTS[which], self.regions[which].clone());
     }
 
-    /// A sum of all memory.
+    /// Returns a sum of all memory.
     fn sum(&self) -> u64 {
         let words = self.regions.iter().flat_map(|region| region.iter());
         words.fold(0, |sum: u64, word| {
@@ -100,7 +100,7 @@ impl Guest {
         })
     }
 
-    /// The word at an address, when it is memory.
+    /// Returns the word at an address, when it is memory.
     fn word(&self, at: u64) -> Option<&AtomicU64> {
         self.regions.iter().zip(STARTS).find_map(|(region, start)| {
             let offset = at.checked_sub(start)?;
@@ -182,7 +182,7 @@ fn ring(qid: usize) -> u64 {
     }
 }
 
-/// An address in or near the memory, at a page, a word, or anywhere.
+/// Returns an address in or near the memory, at a page, a word, or anywhere.
 fn address(input: &mut Input<'_>) -> u64 {
     let page = STARTS[0] + u64::from(input.byte() % 24) * 0x1000;
     match input.byte() % 8 {

@@ -69,7 +69,7 @@ fn payload(number: u8) -> Vec<u8> {
     vec![number + 1; PAGE_BYTES - usize::from(number) * 300]
 }
 
-/// A store with pages in a checkpoint and in the log, one of which was removed.
+/// Returns a store with pages in a checkpoint and in the log, one of which was removed.
 fn image() -> &'static [u8] {
     static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();
     IMAGE.get_or_init(|| {

@@ -109,22 +109,22 @@ impl<'a> Input<'a> {
         std::array::from_fn(|index| taken.get(index).copied().unwrap_or(0))
     }
 
-    /// The next byte.
+    /// Returns the next byte.
     pub fn byte(&mut self) -> u8 {
         self.array::<1>()[0]
     }
 
-    /// The next two bytes.
+    /// Returns the next two bytes.
     pub fn half(&mut self) -> u16 {
         u16::from_le_bytes(self.array())
     }
 
-    /// The next four bytes.
+    /// Returns the next four bytes.
     pub fn word(&mut self) -> u32 {
         u32::from_le_bytes(self.array())
     }
 
-    /// The next eight bytes.
+    /// Returns the next eight bytes.
     pub fn long(&mut self) -> u64 {
         u64::from_le_bytes(self.array())
     }

@@ -53,7 +53,7 @@ pub fn prp_round_trip(bytes: &[u8]) {
     );
 }
 
-/// The buffer's pieces, page by page, as (address, bytes).
+/// Returns the buffer's pieces, page by page, as (address, bytes).
 fn pieces(page: PageSize, offset: u64, len: u64, page_at: impl Fn(u64) -> u64) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let (mut at, end) = (offset, offset + len);

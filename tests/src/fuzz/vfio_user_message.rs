@@ -168,7 +168,7 @@ fn descriptors(which: u8, input: &mut Input<'_>) -> Vec<OwnedFd> {
     }
 }
 
-/// A number that is small, near a page, or anything.
+/// Returns a number that is small, near a page, or anything.
 fn number(input: &mut Input<'_>) -> u64 {
     match input.byte() % 8 {
         0 => input.long(),

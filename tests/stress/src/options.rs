@@ -25,7 +25,7 @@ pub struct Options {
     pub cores: usize,
 }
 
-/// The options, or `None` for help.
+/// Returns the options, or `None` for help.
 pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
     let (mut plain, mut seed) = (false, 1);
     let (mut commands, mut seconds, mut cores) = (None, None, None);

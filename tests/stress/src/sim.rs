@@ -82,7 +82,7 @@ fn controller(host: &HostMemory, seed: u64) -> Result<Controller<HostMemory>, St
     Controller::new(config, host.clone()).map_err(|error| error.to_string())
 }
 
-/// The rings of queue `qid` of this round.
+/// Returns the rings of queue `qid` of this round.
 fn memory<'a>(
     ground: &'a Ground,
     sim: &'a Controller<HostMemory>,

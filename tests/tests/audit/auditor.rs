@@ -122,7 +122,7 @@ fn a_buffer_that_is_lent_twice_fails_the_test() {
     });
 }
 
-/// An auditor of queue 1 with four entries in rings that it is not shown.
+/// Returns an auditor of queue 1 with four entries in rings that it is not shown.
 fn of_one_queue() -> Auditor {
     let mut auditor = Auditor::new();
     auditor.add_pair(1, (None, 4), (None, 4));

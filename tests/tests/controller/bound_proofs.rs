@@ -26,7 +26,7 @@ fn pair<'a>(identity: &ControllerIdentity, rig: &'a Rig, qid: Qid) -> Pair<'a> {
     QueuePair::new(identity, qid, rig.memory(), slots)
 }
 
-/// A command of a shared queue that the controller works on.
+/// Returns a command of a shared queue that the controller works on.
 fn placed(rig: &Rig) -> CommandToken {
     let command = MemberCommand::new(read(), CommandData::None, 0);
     let token = rig.shared().place(&LoneThread, command).unwrap();

@@ -146,7 +146,7 @@ impl Controller {
         }
     }
 
-    /// The commands that were sent, as (opcode, low byte of dword 10).
+    /// Returns the commands that were sent, as (opcode, low byte of dword 10).
     fn script(&self) -> Vec<(u8, u8)> {
         let both = |sqe: &Sqe| (sqe.opcode(), sqe.cdw10 as u8);
         self.asked.iter().map(both).collect()

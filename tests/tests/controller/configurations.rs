@@ -5,7 +5,7 @@ use nvme_core::spec::{admin, nvm};
 use nvme_sim::config::{NamespaceConfig, parse};
 use nvme_sim::{Config, Controller, MemoryStore, VecMemory};
 
-/// The option that is to blame and why, or that all is well.
+/// Returns the option that is to blame and why, or that all is well.
 fn refusal(change: impl FnOnce(&mut Config)) -> Option<(String, String)> {
     let mut config = Config::default();
     change(&mut config);

@@ -11,7 +11,7 @@ use std::cell::Cell;
 const MS: u64 = 1_000_000;
 const START: u64 = 7_000 * MS;
 
-/// An enabled controller whose CSTS changes only when the test says so.
+/// Returns an enabled controller whose CSTS changes only when the test says so.
 fn enabled() -> (Properties, Cc) {
     let bar = Properties::new();
     bar.follows.set(false);
@@ -33,7 +33,7 @@ fn is_wait(step: Result<ShutdownStep, BringupError>, now_ns: u64) -> bool {
     until_ns > now_ns && until_ns <= now_ns + MS
 }
 
-/// The one value of CC that was written since the last look.
+/// Returns the one value of CC that was written since the last look.
 fn written(bar: &Properties) -> Cc {
     let [(offset::CC, value)] = bar.written()[..] else {
         panic!("one write of CC")

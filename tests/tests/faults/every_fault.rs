@@ -10,7 +10,7 @@ use nvme_tests::{End, Pair, Setup, with_pair};
 const NS: Nsid = Nsid(1);
 const SECOND: u64 = 1_000_000_000;
 
-/// A controller on which the n-th I/O command meets `what`.
+/// Returns a controller on which the n-th I/O command meets `what`.
 fn faulty(what: Fault, nth: u64) -> Config {
     let store = Box::new(MemoryStore::new(1 << 20).unwrap());
     let mut config = Config {

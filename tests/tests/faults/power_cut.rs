@@ -31,7 +31,7 @@ fn write(pair: &mut Pair<'_>, lba: u64, value: u8, fua: bool) {
     assert!(pair.run(0, sqe, data).is_success());
 }
 
-/// The block at `lba`, which holds one value throughout.
+/// Returns the block at `lba`, which holds one value throughout.
 fn read(pair: &mut Pair<'_>, lba: u64) -> u8 {
     let area = pair.buffer(512);
     let data = CommandData::Contiguous {

@@ -41,7 +41,7 @@ fn queue(qid: Qid, admin: &Hand<'_>) -> Rig {
     rig
 }
 
-/// The deletion of queue 3.
+/// Returns the deletion of queue 3.
 fn deletion(admin: &Hand<'_>) -> QueueDeletion {
     QueueDeletion::new(queue(TARGET.0, admin).state().close(), GRACE)
 }

@@ -22,7 +22,7 @@ fn command(number: u32) -> MemberCommand<'static> {
     MemberCommand::new(sqe, CommandData::None, number)
 }
 
-/// A thread that runs `lane` as this member.
+/// Returns a thread that runs `lane` as this member.
 fn lane<R: 'static>(
     rig: &Arc<Rig>,
     member: Team,

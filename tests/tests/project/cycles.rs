@@ -45,7 +45,7 @@ fn no_module_imports_itself_by_way_of_others() {
     }
 }
 
-/// The source files under `folder` of the workspace by module, without those of tests.
+/// Returns the source files under `folder` of the workspace by module, without those of tests.
 fn read(folder: &str) -> BTreeMap<Module, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let root = root.join(folder);
@@ -318,7 +318,7 @@ impl Graph {
         Self(graph)
     }
 
-    /// A cycle, a line for each import in it.
+    /// Returns a cycle, a line for each import in it.
     fn cycle(&self) -> Option<Vec<String>> {
         let mut done = BTreeSet::new();
         for start in self.0.keys() {
@@ -364,7 +364,7 @@ fn shown(module: &Module) -> String {
     }
 }
 
-/// The module that the item at `path` is written in; none for a module itself and for other crates.
+/// Returns the module that the item at `path` is written in; none for a module itself and for other crates.
 fn owner(path: &Module, files: &BTreeMap<&Module, File>, hops: usize) -> Option<Module> {
     let known = |len: &usize| files.contains_key(&path[..*len].to_vec());
     let len = (0..=path.len()).rev().find(known)?;

@@ -42,7 +42,7 @@ fn read(page: &str) -> String {
     fs::read_to_string(root().join(page)).unwrap()
 }
 
-/// The lines outside fenced blocks, with inline code taken out.
+/// Returns the lines outside fenced blocks, with inline code taken out.
 fn prose(text: &str) -> Vec<(usize, String)> {
     let mut inside = false;
     let mut found = Vec::new();
@@ -57,7 +57,7 @@ fn prose(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The targets of `[text](target)`, `![text](target)` and `[name]: target`.
+/// Returns the targets of `[text](target)`, `![text](target)` and `[name]: target`.
 fn targets(line: &str) -> Vec<String> {
     let mut found = Vec::new();
     if let Some((name, target)) = line.split_once("]: ")
@@ -71,7 +71,7 @@ fn targets(line: &str) -> Vec<String> {
     found
 }
 
-/// The anchor that a heading gets.
+/// Returns the anchor that a heading gets.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().chars().filter_map(|c| match c {
         ' ' => Some('-'),

@@ -35,7 +35,7 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     found
 }
 
-/// The code of a line: no comment.
+/// Returns the code of a line: no comment.
 fn code(line: &str) -> &str {
     line.split("//").next().unwrap_or("")
 }
@@ -373,7 +373,7 @@ fn unsafe_code_is_opened_only_where_it_is_allowed_and_says_why() {
     report(offenders);
 }
 
-/// The folder of each package, and its manifest.
+/// Returns the folder of each package, and its manifest.
 fn packages() -> Vec<(String, String)> {
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     let members = manifest

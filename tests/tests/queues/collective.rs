@@ -19,7 +19,7 @@ pub const SIZES: [usize; 4] = [1, 2, 8, 32];
 /// First positions: the beginning, and a little before the wrap of 16, 31 and 32 bits.
 pub const STARTS: [u32; 4] = [0, 0x1_0000 - 256, 0x8000_0000 - 256, 0u32.wrapping_sub(256)];
 
-/// A command that carries `number`, which is also its tag.
+/// Returns a command that carries `number`, which is also its tag.
 pub fn command(number: u32) -> MemberCommand<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15, sqe.mptr) = (number, !number, u64::from(number) << 32);

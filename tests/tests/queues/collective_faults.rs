@@ -9,7 +9,7 @@ use nvme_tests::team::Team;
 use std::collections::HashSet;
 use std::sync::Mutex;
 
-/// A queue with commands 1 and 2 in flight, fetched and not completed.
+/// Returns a queue with commands 1 and 2 in flight, fetched and not completed.
 fn two_in_flight(rig: &Rig) -> (Hand<'_>, [Sqe; 2]) {
     let mut queue = rig.collective(LoneThread);
     for number in [1, 2] {

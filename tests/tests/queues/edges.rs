@@ -38,7 +38,7 @@ fn sizes_and_starts() -> impl Iterator<Item = (u32, u32)> {
     })
 }
 
-/// The most commands that a queue of `entries` entries has in flight.
+/// Returns the most commands that a queue of `entries` entries has in flight.
 fn slots(entries: u32) -> u32 {
     (entries - 1).min(nvme_core::MAX_IN_FLIGHT)
 }

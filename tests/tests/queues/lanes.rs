@@ -96,7 +96,7 @@ impl<F: Fn(u32)> ExecContext for Lane<'_, F> {
     }
 }
 
-/// A command from submission to its end, by `SharedQueue::run` or by `submit` and `wait`.
+/// Runs a command from submission to its end, by `SharedQueue::run` or by `submit` and `wait`.
 fn run(
     in_one: bool,
     queue: &SharedQueue<'_>,

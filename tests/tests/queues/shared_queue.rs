@@ -61,7 +61,7 @@ pub fn drain_all(queue: &SharedQueue<'_>, team: &Team) {
     while queue.drain(team) != DrainResult::Took(0) {}
 }
 
-/// A queue with two commands in flight, fetched and not completed.
+/// Returns a queue with two commands in flight, fetched and not completed.
 pub fn two_in_flight(rig: &Rig) -> (Hand<'_>, [CommandToken; 2], [Sqe; 2]) {
     let alone = &LoneThread;
     let tokens = [0, 1].map(|tag| submit(&rig.shared(), alone, command(tag, tag)).unwrap());

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 const FOREVER: u64 = 1_000_000_000;
 
-/// A command that carries its tag; every third wants dword 0.
+/// Returns a command that carries its tag; every third wants dword 0.
 fn command(tag: u32) -> MemberCommand<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     sqe.cdw10 = tag;
@@ -22,7 +22,7 @@ fn dw0(tag: u32) -> [u32; 2] {
     [sent, if tag.is_multiple_of(3) { sent } else { 0 }]
 }
 
-/// The controller's side of `count` commands that one thread has submitted, fetched in order.
+/// Returns the controller's side of `count` commands that one thread has submitted, fetched in order.
 fn in_flight(rig: &Rig, count: u32) -> (Hand<'_>, Vec<Cid>) {
     let mut queue = rig.collective(LoneThread);
     for tag in 0..count {

@@ -17,7 +17,7 @@ mod status;
 use nvme_core::spec::Sqe;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The bytes that `text` spells: two hexadecimal digits each, spaces and line ends between.
+/// Returns the bytes that `text` spells: two hexadecimal digits each, spaces and line ends between.
 fn hex(text: &str) -> Vec<u8> {
     text.split_whitespace()
         .map(|byte| {

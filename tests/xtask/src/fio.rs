@@ -33,7 +33,7 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The sources of the fio that is installed, configured.
+/// Returns the sources of the fio that is installed, configured.
 pub fn source() -> Result<PathBuf, Failure> {
     let tools = [
         ("fio", "fio"),
@@ -134,7 +134,7 @@ fn download(folder: &Path) -> Result<(), Failure> {
     )
 }
 
-/// A list of packages as one of sources, in both of apt's forms.
+/// Returns a list of packages as one of sources, in both of apt's forms.
 fn of_sources(text: &str) -> String {
     let line = |line: &str| match line.strip_prefix("deb ") {
         Some(rest) => format!("deb-src {rest}\n"),

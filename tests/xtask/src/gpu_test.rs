@@ -21,7 +21,7 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// The CUDA C++ example for each architecture, in one folder.
+/// Returns the CUDA C++ example for each architecture, in one folder.
 fn images() -> Result<PathBuf, Failure> {
     let folder = target_dir().join("gpu-test-images");
     for arch in ["sm_80", "sm_90", "sm_100"] {
@@ -83,7 +83,7 @@ fn bundle(file: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The newest version of the C library whose symbols a program asks for.
+/// Returns the newest version of the C library whose symbols a program asks for.
 fn newest_glibc(program: &[u8]) -> (u32, u32) {
     let name = b"GLIBC_";
     let versions = program.windows(name.len() + 5).filter_map(|window| {

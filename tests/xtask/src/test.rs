@@ -199,7 +199,7 @@ fn again(words: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// The named stages in the order of the list; without names, all.
+/// Returns the named stages in the order of the list; without names, all.
 fn chosen(names: &[&str]) -> Result<Vec<&'static Stage>, Failure> {
     if let Some(unknown) = names
         .iter()
@@ -298,7 +298,7 @@ fn start_beside(ci: bool, stages: &[&Stage]) -> Result<(ProcessQueue, Vec<&'stat
     Ok((ProcessQueue::start(jobs)?, prepared))
 }
 
-/// The name of what prepares a stage.
+/// Returns the name of what prepares a stage.
 fn preparation(stage: &str) -> String {
     format!("prepare-{stage}")
 }

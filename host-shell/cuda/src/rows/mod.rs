@@ -252,7 +252,7 @@ impl GpuRows {
         WARP_BYTES.min(self.max_transfer)
     }
 
-    /// As [`check`](Self::check), of a table in the ranges of `map`, which the store has checked.
+    /// Does the same as [`check`](Self::check), of a table in the ranges of `map`, which the store has checked.
     fn check_mapped(&self, table: &RowTable, map: Option<&TableMap>) -> Result<()> {
         match map {
             Some(_) => self.check_fits(table),

@@ -106,7 +106,7 @@ impl StripedRows {
         slot_bytes(table.first_byte, table.row_bytes, self.block_shift)
     }
 
-    /// As [`GpuRows::gather`], of a table that [fits](Self::fits), without a cache.
+    /// Does the same as [`GpuRows::gather`], of a table that [fits](Self::fits), without a cache.
     ///
     /// # Safety
     /// As [`GpuRows::gather`].

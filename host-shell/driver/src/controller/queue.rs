@@ -85,7 +85,7 @@ impl SubmissionBatch<'_> {
         })
     }
 
-    /// As [`DriverQueue::submit`].
+    /// Does the same as [`DriverQueue::submit`].
     #[inline]
     pub fn submit(
         &mut self,
@@ -102,7 +102,7 @@ impl SubmissionBatch<'_> {
         self.submit_data(sqe, data, buffer)
     }
 
-    /// As [`DriverQueue::submit_data`].
+    /// Does the same as [`DriverQueue::submit_data`].
     #[inline]
     pub fn submit_data(
         &mut self,
@@ -315,7 +315,7 @@ impl DriverQueue {
         self.check_for(nsid, nvm::opcode::READ)
     }
 
-    /// As [`check_current`](Self::check_current), for commands with `opcode`.
+    /// Does the same as [`check_current`](Self::check_current), for commands with `opcode`.
     pub(crate) fn check_for(&mut self, nsid: Nsid, opcode: u8) -> Result<()> {
         self.session.look();
         if !self.basis.is_current(&self.session.facts.alarm) {

@@ -99,7 +99,7 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
     embed(text).map(|(device, _)| device)
 }
 
-/// As [`open`], for reading only: images are opened for reading, are shared with other readers, and
+/// Does the same as [`open`], for reading only: images are opened for reading, are shared with other readers, and
 /// none is created.
 ///
 /// # Errors

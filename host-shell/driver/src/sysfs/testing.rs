@@ -128,7 +128,7 @@ impl Tree {
         }
     }
 
-    /// The absolute path of `path`.
+    /// Returns the absolute path of `path`.
     pub fn name(&self, path: &str) -> String {
         self.0.join(path).to_str().unwrap().to_owned()
     }

@@ -134,7 +134,7 @@ fn each_checksum_is_verified() {
     assert!(matches!(error, Ext4Error::Checksum { .. }), "{error}");
 }
 
-/// A superblock with `bytes` at `at`.
+/// Returns a superblock with `bytes` at `at`.
 fn patched(image: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut image = image.to_vec();
     image[at..at + bytes.len()].copy_from_slice(bytes);

@@ -62,7 +62,7 @@ impl Sparse {
     }
 }
 
-/// The head of a node of extents, and its entries.
+/// Returns the head of a node of extents, and its entries.
 fn node(depth: u16, most: u16, entries: &[[u8; 12]]) -> Vec<u8> {
     let head = [0xF30A, entries.len() as u16, most, depth, 0, 0];
     let mut node: Vec<u8> = head

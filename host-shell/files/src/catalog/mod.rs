@@ -80,7 +80,7 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// As [`of`](Self::of), also of a part of a split GGUF.
+    /// Does the same as [`of`](Self::of), also of a part of a split GGUF.
     fn alone(source: &dyn HeaderSource) -> Result<Self> {
         Self::parse(source).map_err(|fault| fault.of(source))
     }

@@ -94,7 +94,8 @@ mod tests {
         }
     }
 
-    /// A hole from 8,192 to 12,288, an extent that was never written from 16,384 on, and a last one of whole blocks.
+    /// Returns extents with a hole from 8,192 to 12,288, an extent that was never written from 16,384 on, and a last
+    /// one of whole blocks.
     fn file() -> [FileExtent; 5] {
         [
             extent(0, 40_960, 4096, true),

@@ -86,7 +86,7 @@ impl PlacedFile {
         &self.extents
     }
 
-    /// As [`DriveFile::pieces`](crate::files::DriveFile::pieces).
+    /// Does the same as [`DriveFile::pieces`](crate::files::DriveFile::pieces).
     ///
     /// # Errors
     /// [`Error::Usage`] for bytes in a hole or past the end.

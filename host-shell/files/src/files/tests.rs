@@ -28,7 +28,7 @@ fn store(device: &str, bytes: &[u8]) -> Arc<Store> {
     Arc::new(store)
 }
 
-/// The seed in partition 2 of a disk.
+/// Returns the seed in partition 2 of a disk.
 fn parted() -> Vec<u8> {
     let image = image("plain");
     let blocks = image.len() as u64 / 4096;

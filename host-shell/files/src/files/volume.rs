@@ -83,7 +83,7 @@ impl Ext4Volume {
         found.map_err(|error| of_ext4(error, &text(path)))
     }
 
-    /// As [`stat`](Self::stat), of a link itself.
+    /// Does the same as [`stat`](Self::stat), of a link itself.
     ///
     /// # Errors
     /// As [`stat`](Self::stat).
@@ -102,7 +102,7 @@ impl Ext4Volume {
         self.read_link_of(&link, &text(path.as_ref()))
     }
 
-    /// As [`read_link`](Self::read_link), of an inode of this volume, which errors call `path`.
+    /// Does the same as [`read_link`](Self::read_link), of an inode of this volume, which errors call `path`.
     ///
     /// # Errors
     /// As [`read_link`](Self::read_link).
@@ -120,7 +120,7 @@ impl Ext4Volume {
         self.list_of(&directory, &text(path.as_ref()))
     }
 
-    /// As [`list`](Self::list), of an inode of this volume, which errors call `path`.
+    /// Does the same as [`list`](Self::list), of an inode of this volume, which errors call `path`.
     ///
     /// # Errors
     /// As [`list`](Self::list).
@@ -146,7 +146,7 @@ impl Ext4Volume {
         self.file_of(&inode, &text(path.as_ref()))
     }
 
-    /// As [`file`](Self::file), of an inode of this volume, which errors call `path`.
+    /// Does the same as [`file`](Self::file), of an inode of this volume, which errors call `path`.
     ///
     /// # Errors
     /// As [`file`](Self::file).

@@ -281,7 +281,7 @@ mod tests {
     use super::*;
     use crate::Catalog;
 
-    /// A catalog of tensors of bytes: name, first byte of the data, and bytes; the data begin at `base`.
+    /// Returns a catalog of tensors of bytes: name, first byte of the data, and bytes; the data begin at `base`.
     fn catalog(tensors: &[(&str, u64, u64)]) -> Catalog {
         let header = tensors.iter().map(|(name, at, bytes)| {
             format!(

@@ -8,7 +8,7 @@ fn data(bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-/// A safetensors file of tensors of these bytes, one behind the other.
+/// Returns a safetensors file of tensors of these bytes, one behind the other.
 fn file(tensors: &[(&str, usize)]) -> Vec<u8> {
     let mut at = 0;
     let header = tensors.iter().map(|(name, bytes)| {

@@ -20,7 +20,7 @@ fn ways() -> impl Iterator<Item = StoreOptions> {
     })
 }
 
-/// A store over the file at `path`, which is said to have `len` bytes.
+/// Returns a store over the file at `path`, which is said to have `len` bytes.
 fn pretend(path: &str, len: u64, options: &StoreOptions) -> StoreSpace {
     let file = OpenOptions::new().read(true).open(path).unwrap();
     let path = path.into();

@@ -5,7 +5,7 @@ use crate::testing::{SHORT, TestFile, every_kind, of_file, of_sim, options, patt
 use crate::{FileIo, Store, StoreOptions};
 use proptest::prelude::*;
 
-/// A store with a pattern, and the pattern.
+/// Returns a store with a pattern, and the pattern.
 fn filled(store: &Store) -> Vec<u8> {
     let mut all = vec![0; store.len() as usize];
     pattern(0, 5, &mut all);

@@ -100,8 +100,8 @@ impl WriteArgs {
         self.check_for(device, format!("{what} changes what is stored on"))
     }
 
-    /// As [`check`](Self::check), for a command that does something else to the device: `deed` is a clause
-    /// that its name ends.
+    /// Does the same as [`check`](Self::check), for a command that does something else to the device: `deed` is a
+    /// clause that its name ends.
     pub fn check_for(&self, device: &dyn Device, deed: String) -> Result<()> {
         if self.allow_write || !device.guards_data() {
             return Ok(());

@@ -143,7 +143,7 @@ impl DeviceArgs {
         self.open_to_write_as(files, &self.device, write, what)
     }
 
-    /// As [`open_to_write`](Self::open_to_write), of this device with other options: `name`.
+    /// Does the same as [`open_to_write`](Self::open_to_write), of this device with other options: `name`.
     pub fn open_to_write_as(
         &self,
         files: &CommandFiles,

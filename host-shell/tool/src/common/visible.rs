@@ -14,7 +14,7 @@ pub fn line(text: &str) -> String {
     })
 }
 
-/// As [`line()`], but for text of several lines.
+/// Does the same as [`line()`], but for text of several lines.
 pub fn lines(text: &str) -> String {
     let ends = |c| c == '\n';
     escaped(text, |c| {

@@ -12,7 +12,7 @@ pub const ADDRESS: &str = "0000:01:00.0";
 pub struct Machine(PathBuf);
 
 impl Machine {
-    /// A machine with one NVMe controller in IOMMU group 7, bound to `driver`.
+    /// Returns a machine with one NVMe controller in IOMMU group 7, bound to `driver`.
     pub fn new(driver: &str) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);

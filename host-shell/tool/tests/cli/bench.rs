@@ -19,7 +19,7 @@ in_each_place!(
     intervals_add_up_to_the_report,
 );
 
-/// The arguments of a command line without quotes.
+/// Returns the arguments of a command line without quotes.
 fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }

@@ -4,7 +4,7 @@ use super::common::{Folder, Place};
 use nvme_models::llama::ModelConfig;
 use nvme_models::synthetic::{StoredFormat, SyntheticModel};
 
-/// A model of 300 tokens, as GGUF.
+/// Returns a model of 300 tokens, as GGUF.
 pub fn model() -> Vec<u8> {
     let model = SyntheticModel {
         config: ModelConfig {

@@ -124,7 +124,7 @@ fn the_files_of_an_index_are_imported_and_verified() {
     );
 }
 
-/// A part of a split GGUF without tensors.
+/// Returns a part of a split GGUF without tensors.
 fn part(number: u16, count: u16) -> Vec<u8> {
     let mut file = b"GGUF\x03\0\0\0".to_vec();
     file.extend([0u64, 3].map(u64::to_le_bytes).as_flattened());

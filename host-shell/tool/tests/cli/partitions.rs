@@ -8,7 +8,7 @@ const BLOCK: usize = 4096;
 /// First block of the partition.
 const BEGIN: usize = 40;
 
-/// The CRC of the UEFI specification, bit by bit.
+/// Returns the CRC of the UEFI specification, bit by bit.
 fn crc32(bytes: &[u8]) -> u32 {
     let step = |crc: u32| crc >> 1 ^ (0xEDB8_8320 * (crc & 1));
     !bytes.iter().fold(!0, |crc, byte| {
@@ -20,7 +20,7 @@ fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }
 
-/// A drive with `content` in its one partition, and a GPT at its end alone.
+/// Returns a drive with `content` in its one partition, and a GPT at its end alone.
 fn parted(content: &[u8]) -> Vec<u8> {
     let blocks = BEGIN + content.len().div_ceil(BLOCK) + 8;
     let mut disk = vec![0; blocks * BLOCK];

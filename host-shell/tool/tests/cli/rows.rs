@@ -12,7 +12,7 @@ use std::time::Duration;
 pub const BLOCK: usize = 4096;
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A folder with an image of 16 blocks, and inputs of every kind.
+/// Returns a folder with an image of 16 blocks, and inputs of every kind.
 pub fn folder() -> Folder {
     let folder = Folder::new(Place::Embedded);
     folder.file("disk.img", 16 * BLOCK, 1);
@@ -28,7 +28,7 @@ pub fn folder() -> Folder {
     folder
 }
 
-/// The words of a row: `''` is an empty one, and `{LF}` a line feed.
+/// Returns the words of a row: `''` is an empty one, and `{LF}` a line feed.
 pub fn words(line: &str) -> Vec<String> {
     let word = |word: &str| word.replace("''", "").replace("{LF}", "\n");
     line.split(' ').map(word).collect()

@@ -138,7 +138,7 @@ fn what_cannot_be_is_refused_and_leaves_no_file() {
     assert_eq!(said.code, 2, "{}", said.stderr);
 }
 
-/// A `.fbin` of vectors whose elements are whole numbers.
+/// Returns a `.fbin` of vectors whose elements are whole numbers.
 fn fbin(count: u32, elements: u32, value: impl Fn(u32, u32) -> f32) -> Vec<u8> {
     let mut bytes = [count.to_le_bytes(), elements.to_le_bytes()].concat();
     for vector in 0..count {

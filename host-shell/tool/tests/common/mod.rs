@@ -50,7 +50,7 @@ impl Folder {
         self.scratch.0.join(name)
     }
 
-    /// A file of `len` bytes that no shift or repetition of itself equals.
+    /// Returns a file of `len` bytes that no shift or repetition of itself equals.
     pub fn file(&self, name: &str, len: usize, seed: u64) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, data(len, seed)).unwrap();
@@ -67,7 +67,7 @@ impl Folder {
         names
     }
 
-    /// The binary in this folder; temporary files go here too.
+    /// Returns the binary in this folder; temporary files go here too.
     pub fn command(&self) -> Command {
         let mut command = binary();
         command
@@ -211,13 +211,13 @@ impl Ran {
     }
 }
 
-/// The simulated device with a protocol auditor in it.
+/// Returns the simulated device with a protocol auditor in it.
 pub fn audited(device: &str) -> String {
     let joint = if device.contains('?') { '&' } else { '?' };
     format!("{device}{joint}audit=on")
 }
 
-/// The simulator of `device` in this process, watched; the driver of the test may break no rule.
+/// Returns the simulator of `device` in this process, watched; the driver of the test may break no rule.
 #[cfg(feature = "sim")]
 pub fn embedded(device: &str) -> (std::sync::Arc<dyn nvme_host::Device>, Judge) {
     let device = audited(device);
@@ -260,7 +260,7 @@ pub fn judged(stderr: &[u8]) -> String {
 /// `setpriv` of util-linux, if installed: it makes the kernel signal the program when its parent ends.
 const SETPRIV: &str = "/usr/bin/setpriv";
 
-/// The binary. Where `setpriv` is there, it is killed when the thread that starts it ends, however that is: a
+/// Returns the binary. Where `setpriv` is there, it is killed when the thread that starts it ends, however that is: a
 /// test run that is killed leaves no server behind.
 pub fn binary() -> Command {
     let mut words = Vec::new();

@@ -4,7 +4,7 @@ use super::{Folder, audited, judged};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// A stand-in, built beside the tests.
+/// Returns a stand-in, built beside the tests.
 pub fn built(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let folder = tests.parent().unwrap();
@@ -45,7 +45,7 @@ pub fn ok(folder: &Folder, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The one line of a run that fails with `code`.
+/// Returns the one line of a run that fails with `code`.
 pub fn fails(folder: &Folder, fault: &str, code: i32, arguments: &[&str]) -> String {
     let output = run(folder, fault, arguments);
     let error = String::from_utf8(output.stderr).unwrap();

@@ -35,7 +35,7 @@ impl Ring {
         }
     }
 
-    /// The address of the next entry of `bytes` bytes; moves on.
+    /// Returns the address of the next entry of `bytes` bytes; moves on.
     fn next(&mut self, bytes: u64) -> u64 {
         let address = self.base + u64::from(self.index) * bytes;
         self.index = (self.index + 1) % self.entries;

@@ -4,7 +4,7 @@ use crate::common::stand_in::{fails, ok};
 use crate::common::{Folder, Place};
 use serde_json::Value;
 
-/// A small pipeline by the stand-in.
+/// Returns a small pipeline by the stand-in.
 fn pipeline<'a>(name: &'a str, device: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let sizes = "--gpu --json --columns 256 --rows 64 --parts 4 --vectors 2 --buffers 2 --batches 5 --runs 1 --stored q8_0 -d";
     let sizes: Vec<&str> = sizes.split(' ').collect();

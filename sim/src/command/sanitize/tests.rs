@@ -292,7 +292,7 @@ fn it_goes_on_through_resets_and_losses_of_power() {
     assert_eq!(read(&mut driver, 2047), Ok([0; 512].into()));
 }
 
-/// A plan in which operation number `nth` fails.
+/// Returns a plan in which operation number `nth` fails.
 fn failing(nth: u64) -> Config {
     let mut config = timed(4);
     let when = FaultCondition {

@@ -9,7 +9,7 @@ use nvme_spec::register::{ALL_ONES, SUBSYSTEM_RESET, offset};
 use nvme_spec::{Lba, Nsid, admin, nvm};
 use zerocopy::FromBytes;
 
-/// A controller that takes 1000 ns to become ready, and to become disabled; CC.EN was set at 0.
+/// Returns a controller that takes 1000 ns to become ready, and to become disabled; CC.EN was set at 0.
 fn enabled_with_a_delay_of_1000() -> Driver {
     let mut config = config();
     config.ready_delay_ns = 1000;

@@ -133,7 +133,7 @@ impl Guest {
     }
 }
 
-/// The vendor in the Identify data.
+/// Returns the vendor in the Identify data.
 fn vendor(guest: &Guest) -> u16 {
     guest.word(DATA).load(Ordering::Relaxed) as u16
 }

@@ -35,7 +35,7 @@ struct ServeOutcome {
     thread: Option<JoinHandle<Vec<ClientExit>>>,
 }
 
-/// A path for a socket that no other test uses.
+/// Returns a path for a socket that no other test uses.
 fn socket_path() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl ServeOutcome {
         client
     }
 
-    /// A client that keeps its server.
+    /// Returns a client that keeps its server.
     fn hold_client(self) -> Held {
         let client = self.client();
         Held {
@@ -197,7 +197,7 @@ impl Client {
         self.socket.write_all(&whole[sent..])
     }
 
-    /// The next message, whole and with its descriptors: one `recvmsg` must bring all of a small one.
+    /// Returns the next message, whole and with its descriptors: one `recvmsg` must bring all of a small one.
     fn take(&mut self) -> (MessageHeader, Vec<u8>, Vec<OwnedFd>) {
         let mut bytes = vec![0; wire::MAX_MESSAGE];
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(80))];
@@ -242,7 +242,7 @@ impl Client {
         Ok((body, fds))
     }
 
-    /// A command of one structure; the errno of its refusal.
+    /// Sends a command of one structure, and returns the errno of its refusal.
     fn refused<T: IntoBytes + Immutable>(&mut self, code: u16, body: &T) -> i32 {
         match self.send(code, body.as_bytes(), &[]) {
             Err(errno) => errno,
@@ -311,7 +311,7 @@ impl Client {
     }
 }
 
-/// A memfd of `len` bytes.
+/// Returns a memfd of `len` bytes.
 fn memfd(len: u64) -> OwnedFd {
     let fd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, len).unwrap();

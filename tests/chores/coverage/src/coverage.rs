@@ -202,7 +202,7 @@ impl Floors {
     }
 }
 
-/// A cargo whose programs count which lines run.
+/// Returns a cargo whose programs count which lines run.
 pub fn instrumented(built: &Path) -> Command {
     let mut command = cargo();
     command
@@ -344,7 +344,7 @@ impl Lines {
         self.0.get(name)
     }
 
-    /// The files under a folder.
+    /// Returns the files under a folder.
     fn under(&self, folder: &str) -> impl Iterator<Item = (&String, &File)> {
         let inside = move |name: &String| Path::new(name).starts_with(folder);
         self.0.iter().filter(move |(name, _)| inside(name))

@@ -251,7 +251,7 @@ fn environment() -> Result<Tools, Failure> {
     Ok(tools)
 }
 
-/// The wheel, in the release profile of the workspace.
+/// Returns the wheel, in the release profile of the workspace.
 fn build(tools: &Tools) -> Result<PathBuf, Failure> {
     let wheels = target_dir().join("wheels");
     // A wheel of another version in this folder would be found instead of the new one.

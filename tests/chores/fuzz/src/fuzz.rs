@@ -78,7 +78,7 @@ pub fn stage() -> Result<Counts, Failure> {
     run(&build()?, &targets()?, SLICE)
 }
 
-/// The targets that fuzz/Cargo.toml declares.
+/// Returns the targets that fuzz/Cargo.toml declares.
 fn targets() -> Result<Vec<String>, Failure> {
     let manifest = root().join("fuzz/Cargo.toml");
     let text = std::fs::read_to_string(&manifest)
@@ -220,7 +220,7 @@ fn dictionary(target: &str) -> PathBuf {
         .join(format!("{target}.dict"))
 }
 
-/// An error of the operating system, with the path.
+/// Returns an error of the operating system, with the path.
 fn failed(path: &Path) -> impl FnOnce(std::io::Error) -> Failure {
     let path = path.display().to_string();
     move |error| Failure::new(format!("{path}: {error}"))

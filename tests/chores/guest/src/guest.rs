@@ -94,7 +94,7 @@ fn everything() -> Plan {
         .collect()
 }
 
-/// A boot with all its tests, one test in every boot of CI that has it, or `BOOT/TEST`.
+/// Returns a boot with all its tests, one test in every boot of CI that has it, or `BOOT/TEST`.
 fn chosen(name: &str) -> Result<Vec<(&'static Boot, &'static [&'static str])>, Failure> {
     let mut found = Vec::new();
     let (only, test) = match name.split_once('/') {

@@ -63,7 +63,7 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// The module, the test exporter and the stand-in of gdrdrv, for the guests' kernel.
+/// Returns the module, the test exporter and the stand-in of gdrdrv, for the guests' kernel.
 pub fn for_guest(tree: &Tree, kernel: &Kernel) -> Result<[PathBuf; 3], Failure> {
     let modules = match kernel.modules {
         None => tree.folder().to_path_buf(),
@@ -83,7 +83,7 @@ fn build_driver(kernel: &Path, folder: &Path) -> Result<PathBuf, Failure> {
     build(kernel, folder, MODULE)
 }
 
-/// The folder that modules for the running kernel are built by.
+/// Returns the folder that modules for the running kernel are built by.
 fn running() -> Result<PathBuf, Failure> {
     let version = output(Command::new("uname").arg("-r"))?;
     let version = version.trim();

@@ -56,7 +56,7 @@ fn explore(deeper: u32) -> Result<Counts, Failure> {
     Ok(counts)
 }
 
-/// The `cargo test` of all models.
+/// Returns the `cargo test` of all models.
 fn test_command() -> Command {
     let mut test = cargo();
     // An own target folder: --cfg loom changes every crate, and would rebuild all at each switch.

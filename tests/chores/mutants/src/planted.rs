@@ -163,7 +163,7 @@ fn prepare(lanes: &[Lane], chosen: &[Planted]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The patches in the order of their numbers.
+/// Returns the patches in the order of their numbers.
 fn patches() -> Result<Vec<Planted>, Failure> {
     let folder = root().join("tests/mutants");
     let entries = std::fs::read_dir(&folder)
@@ -437,7 +437,7 @@ impl Lane {
     }
 }
 
-/// The first line of the panic that ended a test.
+/// Returns the first line of the panic that ended a test.
 fn assertion(output: &str) -> Option<String> {
     let mut lines = output
         .lines()

@@ -124,7 +124,7 @@ fn sanitized(level: &str) -> Result<PathBuf, Failure> {
     Ok(folder.join(TARGET).join("release").join(PACKAGE))
 }
 
-/// The program, to end at the first race with exit status 66.
+/// Returns the program, to end at the first race with exit status 66.
 fn judged(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.env("TSAN_OPTIONS", "halt_on_error=1 exitcode=66");

@@ -44,7 +44,7 @@ pub fn assembled(ptx: &Path, gpu: &str) -> PathBuf {
     ptx.with_extension(format!("{gpu}.cubin"))
 }
 
-/// The costs in a report of `ptxas -v`.
+/// Returns the costs in a report of `ptxas -v`.
 fn costs(report: &str) -> Vec<Cost> {
     let mut found: Vec<Cost> = Vec::new();
     for line in report.lines() {

@@ -66,7 +66,7 @@ impl Image {
         folder().join(format!("{}.ptx", self.name))
     }
 
-    /// The words that a person would type, without what differs between machines.
+    /// Returns the words that a person would type, without what differs between machines.
     pub fn command(&self) -> String {
         let features = match self.features {
             "" => String::new(),
@@ -99,7 +99,7 @@ impl Image {
     }
 }
 
-/// The text with `.maxntid` for each of these kernels, and `.minnctapersm` for those `in_twos`.
+/// Returns the text with `.maxntid` for each of these kernels, and `.minnctapersm` for those `in_twos`.
 fn with_threads(ptx: &str, threads: &[(&str, u32)], in_twos: &[&str]) -> Result<String, Failure> {
     let mut text = ptx.to_string();
     for (name, count) in threads {
@@ -116,7 +116,7 @@ fn with_threads(ptx: &str, threads: &[(&str, u32)], in_twos: &[&str]) -> Result<
     Ok(text)
 }
 
-/// The text with the parameters of these kernels at multiples of 64.
+/// Returns the text with the parameters of these kernels at multiples of 64.
 fn with_maps(ptx: &str, names: &[&str]) -> Result<String, Failure> {
     let mut text = ptx.to_string();
     for name in names {

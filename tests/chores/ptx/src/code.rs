@@ -23,7 +23,7 @@ pub struct CodeList {
 }
 
 impl CodeList {
-    /// An empty list of this assembler.
+    /// Returns an empty list of this assembler.
     pub fn of(ptxas: &Path) -> Result<Self, Failure> {
         let version = output(Command::new(ptxas).arg("--version"))?;
         let line = version.lines().find(|line| line.contains("release"));

@@ -22,7 +22,7 @@ pub struct Compiler {
     pub version: String,
 }
 
-/// The compiler to use, installed as root when there is none.
+/// Returns the compiler to use, installed as root when there is none.
 pub fn compiler() -> Result<Compiler, Failure> {
     if let Some(compiler) = choose() {
         return Ok(compiler);
@@ -31,7 +31,7 @@ pub fn compiler() -> Result<Compiler, Failure> {
     choose().ok_or_else(|| Failure::missing(NONE))
 }
 
-/// The first compiler that can build for the GPU: $PTX_RUSTC, the active one, rustup's (nightlies
+/// Returns the first compiler that can build for the GPU: $PTX_RUSTC, the active one, rustup's (nightlies
 /// first), the distribution's.
 fn choose() -> Option<Compiler> {
     let mut candidates: Vec<PathBuf> = Vec::new();

@@ -260,7 +260,7 @@ fn is_upper(flow: &Flow<'_>, load: usize) -> bool {
     address.ends_with("+8") || flow.code.iter().any(adds)
 }
 
-/// The doorbell that follows the fence in its own block.
+/// Returns the doorbell that follows the fence in its own block.
 fn own_doorbell(flow: &Flow<'_>, fence: usize) -> Option<usize> {
     let mut at = fence;
     while let [next] = flow.after[at][..] {
@@ -306,7 +306,7 @@ mod tests {
     use crate::{fenced, read};
     use chores::process::root;
 
-    /// The committed PTX of every image whose fences are listed.
+    /// Returns the committed PTX of every image whose fences are listed.
     fn committed_files() -> Vec<String> {
         let path = |image: &Image| root().join(image.committed.expect("a committed file"));
         fenced().map(|image| read(&path(image)).unwrap()).collect()
@@ -356,7 +356,7 @@ mod tests {
         assert!(tried > 80, "only {tried} weakenings");
     }
 
-    /// The name of the function that byte `at` is in.
+    /// Returns the name of the function that byte `at` is in.
     fn name_at(ptx: &str, at: usize) -> String {
         functions(function_at(ptx, at))[0].name.to_string()
     }

@@ -87,7 +87,7 @@ impl<'a> Flow<'a> {
         })
     }
 
-    /// The instructions with this opcode, or one that begins with it and a dot.
+    /// Returns the instructions with this opcode, or one that begins with it and a dot.
     pub fn all<'f>(&'f self, begin: &'f str) -> impl Iterator<Item = usize> + 'f {
         (0..self.code.len()).filter(move |at| self.is(*at, begin))
     }

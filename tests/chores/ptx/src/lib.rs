@@ -316,7 +316,7 @@ pub fn run(refresh: bool) -> Result<(), Failure> {
     build_and_check(refresh, false)
 }
 
-/// The images whose fences are listed: all but the litmus tests, some of which lack one on purpose.
+/// Returns the images whose fences are listed: all but the litmus tests, some of which lack one on purpose.
 fn fenced() -> impl Iterator<Item = &'static Image> {
     IMAGES.iter().filter(|image| image.name != LITMUS.name)
 }

@@ -39,7 +39,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// The head, for these GPUs.
+    /// Returns the head, for these GPUs.
     pub fn new(gpus: &[&'static str]) -> Self {
         let registers = gpus.iter().map(|gpu| format!(" registers {gpu} |"));
         let head = registers.collect::<String>();
@@ -122,7 +122,7 @@ pub fn growth(assembled: &[OnGpu], documented: &str) -> Vec<String> {
     found
 }
 
-/// The row of function `name`.
+/// Returns the row of function `name`.
 fn row<'d>(documented: &'d str, name: &str) -> Option<Vec<&'d str>> {
     let key = format!("`{name}`");
     let mut rows = documented.lines().map(cells);
@@ -183,7 +183,7 @@ pub fn memory_differences(probes: &str, documented: &str) -> Vec<String> {
     found
 }
 
-/// The cells of a table's row.
+/// Returns the cells of a table's row.
 fn cells(line: &str) -> Vec<&str> {
     let inner = line
         .trim()
@@ -192,14 +192,14 @@ fn cells(line: &str) -> Vec<&str> {
     inner.map_or_else(Vec::new, |inner| inner.split('|').map(str::trim).collect())
 }
 
-/// The part of a document between the lines `<!-- NAME -->` and `<!-- end NAME -->`.
+/// Returns the part of a document between the lines `<!-- NAME -->` and `<!-- end NAME -->`.
 pub fn section<'a>(document: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = document.split_once(&format!("<!-- {name} -->\n"))?;
     let (section, _) = rest.split_once(&format!("<!-- end {name} -->"))?;
     Some(section)
 }
 
-/// The document with another text in that part.
+/// Returns the document with another text in that part.
 pub fn with_section(document: &str, name: &str, text: &str) -> Option<String> {
     let (before, rest) = document.split_once(&format!("<!-- {name} -->\n"))?;
     let (_, after) = rest.split_once(&format!("<!-- end {name} -->"))?;

@@ -18,7 +18,7 @@ impl Function<'_> {
         self.body.iter().filter(named).count()
     }
 
-    /// The opcodes that touch memory or order it, in program order; repeats are counted.
+    /// Returns the opcodes that touch memory or order it, in program order; repeats are counted.
     pub fn memory_operations(&self) -> String {
         let touches = |line: &&&str| {
             let opcode = opcode(line);
@@ -43,7 +43,7 @@ impl Function<'_> {
     }
 }
 
-/// The functions that have a body, in the order of the file.
+/// Returns the functions that have a body, in the order of the file.
 pub fn functions(ptx: &str) -> Vec<Function<'_>> {
     let mut found: Vec<Function<'_>> = Vec::new();
     let mut header: Option<(&str, bool)> = None;
@@ -87,7 +87,7 @@ pub fn functions(ptx: &str) -> Vec<Function<'_>> {
     found
 }
 
-/// The name that a `.entry` or `.func` line declares.
+/// Returns the name that a `.entry` or `.func` line declares.
 fn declared(line: &str) -> Option<(&str, bool)> {
     let (rest, entry) = match line.split_once(".entry ") {
         Some((_, rest)) => (rest, true),

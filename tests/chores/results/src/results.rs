@@ -199,7 +199,7 @@ pub fn last_runs() -> Result<String, Failure> {
     Ok(format!("# Runs\n{}", table(&read_runs()?)))
 }
 
-/// The page: the runs of the last day.
+/// Returns the page: the runs of the last day.
 fn page(runs: &[Run]) -> String {
     let last = runs.iter().map(|run| &run[1]).max();
     let of_day = |run: &&Run| Some(&run[1]) == last;

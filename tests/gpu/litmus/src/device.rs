@@ -116,7 +116,7 @@ mod host {
     /// Does nothing: the stand-in runs one thread of a block, which does the work of all.
     pub fn sync_warp() {}
 
-    /// As [`sync_warp`].
+    /// Does the same as [`sync_warp`].
     pub fn sync_block() {}
 
     pub fn fence_sc(_: Scope) {

@@ -42,7 +42,7 @@ fn posted<const FLAVOUR: u32>(cell: &CqCell, number: u32, phase: bool) {
     }
 }
 
-/// The number in a word of an entry.
+/// Returns the number in a word of an entry.
 #[inline(always)]
 fn number(word: u64) -> u32 {
     word as u32

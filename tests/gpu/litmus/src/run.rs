@@ -38,7 +38,7 @@ impl<'a> Part<'a> {
         (base + u64::from(self.instance) * u64::from(bytes)) as usize
     }
 
-    /// A word at `base`, of this instance.
+    /// Returns a word at `base`, of this instance.
     #[inline(always)]
     pub fn word(&self, base: u64) -> &'a AtomicU32 {
         // SAFETY: the address is one of the launch's locations; atomics alone touch it.
@@ -61,7 +61,7 @@ impl<'a> Part<'a> {
         unsafe { &*(self.args.logs[role] as usize as *const AtomicU32).add(index) }
     }
 
-    /// The next random number.
+    /// Returns the next random number.
     #[inline(always)]
     fn random(&mut self) -> u64 {
         self.random ^= self.random << 13;
@@ -106,7 +106,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// The scope of a [`Within`].
+/// Returns the scope of a [`Within`].
 pub(crate) const fn scope(within: u32) -> Scope {
     if within == Within::Gpu as u32 {
         Scope::Gpu

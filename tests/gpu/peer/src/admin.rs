@@ -129,7 +129,7 @@ fn rest(args: &Args) -> bool {
     true
 }
 
-/// The admin queue that the properties name, or `None` when they name none that can be.
+/// Returns the admin queue that the properties name, or `None` when they name none that can be.
 fn enable(args: &Args, cc: Cc) -> Option<Admin> {
     let aqa = Aqa(load32(args.bar + u64::from(offset::AQA)));
     let (sq_entries, cq_entries) = (u32::from(aqa.asqs_z()) + 1, u32::from(aqa.acqs_z()) + 1);

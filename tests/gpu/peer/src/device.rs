@@ -249,14 +249,14 @@ pub use gpu::*;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use host::*;
 
-/// The value of lane `from`.
+/// Returns the value of lane `from`.
 #[inline(always)]
 pub fn shuffle64(value: u64, from: u32) -> u64 {
     let (low, high) = (value as u32, (value >> 32) as u32);
     u64::from(shuffle32(low, from)) | u64::from(shuffle32(high, from)) << 32
 }
 
-/// The lanes below this one.
+/// Returns the lanes below this one.
 #[inline(always)]
 pub fn below() -> u32 {
     (1 << lane()) - 1

@@ -74,7 +74,7 @@ struct Pages {
 }
 
 impl Pages {
-    /// The next page, or why there is none.
+    /// Returns the next page, or why there is none.
     #[inline(always)]
     fn next(&mut self, args: &Args) -> Result<u64, Status> {
         if let Some(prp2) = self.prp2.take() {

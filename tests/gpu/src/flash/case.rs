@@ -165,7 +165,7 @@ impl Case {
             .map_or(all, |counts| counts[sequence as usize].min(all))
     }
 
-    /// The first element of a key.
+    /// Returns the first element of a key.
     pub(super) fn key_at(&self, sequence: u32, head: u32, token: u32) -> usize {
         (self.job.keys.at(sequence, head, token) - self.job.keys.address) as usize / 2
     }

@@ -57,7 +57,7 @@ pub fn drive_threads() -> usize {
     processors.clamp(1, 4)
 }
 
-/// A simulated drive for such a store, with a fault unless it is empty.
+/// Returns a simulated drive for such a store, with a fault unless it is empty.
 pub fn simulated(mib: u32, block: u32, fault: &str) -> String {
     let fault = match fault {
         "" => String::new(),
@@ -378,7 +378,7 @@ impl Drive {
         unsafe { table.gather_on_gpu(request, stream) }.map_err(text)
     }
 
-    /// The table, or the one with a cache.
+    /// Returns the table, or the one with a cache.
     fn kept(&self, table: &RowTable) -> Outcome<Table> {
         match &self.cached {
             Some(cached) => Ok(cached.clone()),
@@ -393,12 +393,12 @@ impl Drive {
             .map_err(text)
     }
 
-    /// Runs one gather; its codes, after every row was checked.
+    /// Runs one gather and checks every row; returns the codes.
     pub fn run(&self, job: &Job) -> Outcome<Vec<i32>> {
         self.run_and_tell(job).map(|(codes, _)| codes)
     }
 
-    /// The same, with its result.
+    /// Does the same as [`run`](Self::run), and returns the failures, too.
     pub fn run_and_tell(&self, job: &Job) -> Outcome<(Vec<i32>, RowFailures)> {
         let pending = job.start(self, &self.stream)?;
         let gathered = pending.wait(limit()).map_err(text)?;

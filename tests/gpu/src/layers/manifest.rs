@@ -142,7 +142,7 @@ fn hashes(bench: &Bench) -> Outcome<String> {
     ))
 }
 
-/// The layers of a model with their manifest.
+/// Returns the layers of a model with their manifest.
 fn verified(layers: ModelLayers, image: &[u8]) -> nvme_host::Result<ModelLayers> {
     layers.verified_by(&manifest(image)?, 0)
 }

@@ -231,7 +231,7 @@ fn parts(instances: u32) -> impl Iterator<Item = std::ops::Range<u32>> {
     (0..threads).map(move |k| instances * k / threads..instances * (k + 1) / threads)
 }
 
-/// The logs of the CPU's threads as one: by iteration, then by instance.
+/// Returns the logs of the CPU's threads as one: by iteration, then by instance.
 fn interleaved(logs: &[Vec<u32>], instances: usize, iterations: usize) -> Vec<u32> {
     let mut whole = Vec::with_capacity(instances * iterations);
     for number in 0..iterations {

@@ -91,7 +91,7 @@ impl Sparse {
         Ok(ended.failures)
     }
 
-    /// The queries of the heads that share the keys of a head.
+    /// Returns the queries of the heads that share the keys of a head.
     fn queries(&self, sequence: u32, kv_head: u32) -> Vec<&[f32]> {
         let case = &self.job.case;
         let elements = case.shape.head_elements as usize;

@@ -118,7 +118,7 @@ impl<'i> Controller<'i> {
         })
     }
 
-    /// The GPU's address of the doorbell at register `offset`: of an I/O queue.
+    /// Returns the GPU's address of the doorbell at register `offset`: of an I/O queue.
     pub fn doorbell(&self, offset: u32) -> u64 {
         self.doorbells.address() + u64::from(offset - register::offset::DOORBELLS)
     }
@@ -200,7 +200,7 @@ impl<'i> Controller<'i> {
         Ok(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
     }
 
-    /// The medium, while the kernel does not run.
+    /// Returns the medium, while the kernel does not run.
     pub fn medium(&self) -> Result<Vec<u8>, String> {
         let mut bytes = vec![0; self.model.image as usize];
         self.medium.download(0, &mut bytes).map_err(text)?;

@@ -72,7 +72,7 @@ fn measure(
     }
 }
 
-/// The cases of `queues` queues, once each; nanoseconds.
+/// Measures the cases of `queues` queues, once each; returns nanoseconds.
 fn tier1(bench: &Bench, queues: u32, seed: u64) -> Result<Vec<f64>, String> {
     let shape = Shape {
         tier: Tier::Pinned,
@@ -121,7 +121,7 @@ fn tier3(bench: &Bench, image: &Image, queues: u32, seed: u64) -> Result<Vec<f64
     ran
 }
 
-/// A buffer of eight blocks for each slot of each queue, and the image at least.
+/// Returns a buffer of eight blocks for each slot of each queue, and the image at least.
 fn data_bytes(queues: u32) -> usize {
     (queues as usize * (ENTRIES as usize - 1) * 4096).max(IMAGE as usize)
 }

@@ -21,7 +21,7 @@ const CALLS: [u64; 7] = [
     0x4008_4EE5,
     0,
 ];
-/// One of a list, by chance.
+/// Returns one of a list, by chance.
 fn one_of<T: Copy>(dice: &mut SplitMix, list: &[T]) -> T {
     list[dice.below(list.len() as u64) as usize]
 }

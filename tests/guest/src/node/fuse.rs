@@ -159,7 +159,7 @@ fn init_answer() -> Vec<u8> {
     answer
 }
 
-/// A regular file of one page, for a minute.
+/// Returns a regular file of one page, for a minute.
 fn attributes() -> Vec<u8> {
     let mut answer = vec![0; 104];
     answer[0] = 60;

@@ -23,7 +23,7 @@ pub fn write(path: &str, text: &str) -> io::Result<()> {
     io::Write::write_all(&mut file, text.as_bytes())
 }
 
-/// The command register.
+/// Returns the command register.
 pub fn command(address: &str) -> Result<u16, String> {
     let path = device(address, "config");
     let config = fs::read(&path).map_err(|error| format!("{path}: {error}"))?;

@@ -12,7 +12,7 @@ const UDMABUF_CREATE: u64 = 0x4018_7542;
 const HUGE: usize = 2 << 20;
 const BOTH: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// A file of zeros in memory, which cannot shrink.
+/// Returns a file of zeros in memory, which cannot shrink.
 pub fn memfd(bytes: usize) -> Result<File, String> {
     // SAFETY: the call takes a name and flags, and returns a descriptor that this process owns.
     let fd = unsafe {
@@ -35,7 +35,7 @@ pub fn memfd(bytes: usize) -> Result<File, String> {
     }
 }
 
-/// A dma-buf over the whole of a file in memory.
+/// Returns a dma-buf over the whole of a file in memory.
 pub fn udmabuf(memory: &File) -> Result<File, String> {
     let path = "/dev/udmabuf";
     let device = File::options().read(true).write(true).open(path);

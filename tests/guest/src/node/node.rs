@@ -20,7 +20,7 @@ pub const EVENT: u64 = 0x4008_4EE4;
 pub const STOPPED: u32 = 1 << 6;
 pub const STRICT: u32 = 3;
 
-/// The errno of the last call, as a number that is never 0.
+/// Returns the errno of the last call, as a number that is never 0.
 pub fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(-1)
 }
@@ -146,7 +146,7 @@ impl Node {
     }
 }
 
-/// A new mapping at an address of the kernel's choice.
+/// Returns a new mapping at an address of the kernel's choice.
 pub fn mapped(bytes: usize, prot: i32, flags: i32, fd: RawFd) -> Result<*mut u8, i32> {
     // SAFETY: a new mapping changes no memory of this process.
     let raw = unsafe { libc::mmap(std::ptr::null_mut(), bytes, prot, flags, fd, 0) };
@@ -163,7 +163,7 @@ pub fn arena(bytes: usize) -> Result<*mut u8, String> {
         .map_err(|errno| format!("mmap of {bytes} bytes: errno {errno}"))
 }
 
-/// A counter that does not block its reader.
+/// Returns a counter that does not block its reader.
 pub fn eventfd() -> Result<File, String> {
     // SAFETY: the call takes numbers and returns a descriptor that this process owns.
     let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };

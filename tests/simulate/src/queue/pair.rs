@@ -14,7 +14,7 @@ type Queue<'a> = QueuePair<'a, u32, Vec<CommandSlot<u32>>>;
 pub struct Pair<'a>(Queue<'a>);
 
 impl<'a> Pair<'a> {
-    /// An empty pair with `slots` command slots.
+    /// Returns an empty pair with `slots` command slots.
     pub fn new(
         identity: &ControllerIdentity,
         qid: Qid,

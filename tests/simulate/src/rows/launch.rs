@@ -206,7 +206,7 @@ impl World<'_> {
         (0..to.len()).for_each(|at| to.set(at, CANARY));
     }
 
-    /// The table of a launch; pieces of ranges are rows, too.
+    /// Returns the table of a launch; pieces of ranges are rows, too.
     fn rows_of(&self, work: Work) -> GatherLaunch {
         match work {
             Work::Scatter => self.whole,
@@ -329,7 +329,7 @@ impl World<'_> {
         }
     }
 
-    /// A few collectives of one warp of launch `index`.
+    /// Runs a few collectives of one warp of launch `index`.
     pub(super) fn step(&mut self, index: usize) -> Result<LaunchTurn, Failure> {
         let Some(mut lanes) = self.launches[index].lanes.take() else {
             return Ok(LaunchTurn::Ended);

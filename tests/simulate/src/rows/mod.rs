@@ -167,7 +167,7 @@ fn atomics(count: usize) -> Vec<AtomicU32> {
     (0..count).map(|_| AtomicU32::new(0)).collect()
 }
 
-/// A queue that threads share.
+/// Returns a queue that threads share.
 fn draw_queue(rng: &mut Rng) -> QueueSetup {
     let entries = pick(rng, &[4, 8, 16, 32]);
     QueueSetup {
@@ -182,7 +182,7 @@ fn draw_queue(rng: &mut Rng) -> QueueSetup {
     }
 }
 
-/// A table, of which some rows lie on several blocks.
+/// Returns a table, of which some rows lie on several blocks.
 fn draw_rows(rng: &mut Rng) -> GatherLaunch {
     let (first_byte, row_bytes) = pick(
         rng,
@@ -324,7 +324,7 @@ fn address<T>(of: &[T]) -> u64 {
     of.as_ptr().expose_provenance() as u64
 }
 
-/// A table of whole blocks over those that are read.
+/// Returns a table of whole blocks over those that are read.
 fn whole_rows(rng: &mut Rng, rows: GatherLaunch) -> GatherLaunch {
     let row_bytes = pick(rng, &[1, 2, 3]) * BLOCK_BYTES as u32;
     let first_byte = rng.below(3) * BLOCK_BYTES;

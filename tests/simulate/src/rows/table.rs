@@ -31,7 +31,7 @@ impl Table {
         self.committed.clone()
     }
 
-    /// The next version of block `lba`, and its words.
+    /// Returns the next version of block `lba`, and its words.
     pub fn issue(&mut self, lba: u32) -> (u32, Vec<u64>) {
         let issued = &mut self.issued[lba as usize];
         *issued += 1;

@@ -42,7 +42,7 @@ fn read_with_sgl() {
     );
 }
 
-/// A command of namespace 1, LBA 256 with `opcode` and this CDW12.
+/// Returns a command of namespace 1, LBA 256 with `opcode` and this CDW12.
 fn range_command(opcode: &str, cdw12: &str) -> [String; 4] {
     [
         format!("{opcode} 00 00 00 01 00 00 00 00 00 00 00 00 00 00 00"),

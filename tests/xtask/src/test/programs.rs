@@ -110,13 +110,13 @@ fn programs(told: &str, words: &[&str]) -> Vec<Program> {
     tests.filter_map(program).collect()
 }
 
-/// The place in the queue of a program named `TARGET-HASH`.
+/// Returns the place in the queue of a program named `TARGET-HASH`.
 fn rank(name: &str) -> usize {
     let known = LONGEST.iter().position(|known| *known == target(name));
     known.unwrap_or(LONGEST.len())
 }
 
-/// The target of a program named `TARGET-HASH`.
+/// Returns the target of a program named `TARGET-HASH`.
 fn target(name: &str) -> &str {
     name.rsplit_once('-').map_or(name, |(target, _)| target)
 }
@@ -128,7 +128,7 @@ fn is_test(line: &str) -> bool {
     profile.is_some_and(|(profile, _)| profile.contains(r#""test":true"#))
 }
 
-/// A member of a JSON object whose value is a text without escapes.
+/// Returns a member of a JSON object whose value is a text without escapes.
 fn member<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
     rest.split_once('"').map(|(value, _)| value)
@@ -192,7 +192,7 @@ fn run_one(mut program: Program, logs: &Path) -> Result<(Counts, String), Failur
     Ok((counts, text))
 }
 
-/// The ten that took longest, in one line.
+/// Returns the ten that took longest, in one line.
 fn longest(mut times: Vec<(Duration, String)>) -> String {
     times.sort_by(|a, b| b.cmp(a));
     let shown = times.iter().take(10);

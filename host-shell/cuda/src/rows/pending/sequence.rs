@@ -56,7 +56,7 @@ impl<'g> LaunchSequence<'g> {
         })
     }
 
-    /// As [`run`](Self::run), for kernels and copies alone, whose end the program learns from the stream.
+    /// Does the same as [`run`](Self::run), for kernels and copies alone, whose end the program learns from the stream.
     ///
     /// # Errors
     /// As [`run`](Self::run).

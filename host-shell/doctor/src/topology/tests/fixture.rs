@@ -31,7 +31,7 @@ impl<'t> Traits<'t> {
     }
 }
 
-/// The machine that `text` describes.
+/// Returns the machine that `text` describes.
 pub fn build(text: &str) -> Tree {
     let tree = Tree::new();
     let is_user = text.lines().any(|line| line == "user");

@@ -17,7 +17,7 @@ impl Drop for Judge {
     }
 }
 
-/// A relay to a simulator `sim:mem?` with `options`, a driver, and the auditor's judge.
+/// Returns a relay to a simulator `sim:mem?` with `options`, a driver, and the auditor's judge.
 fn relayed(options: &str, queues: u16) -> (Judge, Arc<DoorbellRelay>, Controller) {
     let (device, controller) =
         crate::device::sim::embed(&format!("mem?{options}&audit=on")).unwrap();

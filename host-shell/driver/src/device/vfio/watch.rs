@@ -54,7 +54,7 @@ impl DeviceWatch {
         })
     }
 
-    /// As [`start`](Self::start), for events that are armed, until `then` has heard enough.
+    /// Does the same as [`start`](Self::start), for events that are armed, until `then` has heard enough.
     pub fn over(
         wanted: OwnedFd,
         failed: OwnedFd,

@@ -94,7 +94,7 @@ mod tests {
         }
     }
 
-    /// A description with an unknown capability before the one that counts.
+    /// Returns a description with an unknown capability before the one that counts.
     fn sparse(areas: &[(u64, u64)], count: u32) -> Vec<u8> {
         let capability = |id, next| InfoCapability {
             id,

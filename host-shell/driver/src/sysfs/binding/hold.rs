@@ -32,7 +32,7 @@ impl DiskHold {
         Self::within(host, function, force, PATIENCE)
     }
 
-    /// As [`of`](Self::of), with `patience` for programs that have a node open for a moment.
+    /// Does the same as [`of`](Self::of), with `patience` for programs that have a node open for a moment.
     pub fn within(
         host: &SysfsHost,
         function: &SysfsFunction,

@@ -114,7 +114,7 @@ impl SysfsHost {
         self.usage_seen(function, &UsageCensus::take(self))
     }
 
-    /// As [`usage`](Self::usage), by a census that was read before: for several controllers.
+    /// Does the same as [`usage`](Self::usage), by a census that was read before: for several controllers.
     pub fn usage_seen(&self, function: &SysfsFunction, census: &UsageCensus) -> DeviceUsage {
         self.judge(function, census, true)
     }

@@ -61,7 +61,7 @@ const HEADERS: [&str; 4] = [
     r#"{"a":{"dtype":"F6_E3M2","shape":[4,4],"data_offsets":[0,12]},"b":{"dtype":"BF16","shape":[2],"data_offsets":[12,16]}} "#,
 ];
 
-/// A header with up to three changes: of a byte, or of a word for another.
+/// Returns a header with up to three changes: of a byte, or of a word for another.
 fn broken(random: &mut Random) -> Vec<u8> {
     let mut text = random.one(&HEADERS).as_bytes().to_vec();
     for _ in 0..random.below(4) {

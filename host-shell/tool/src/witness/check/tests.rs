@@ -93,7 +93,7 @@ fn good() -> WitnessRecord {
     }
 }
 
-/// The problems of a record that `change` has changed.
+/// Returns the problems of a record that `change` has changed.
 fn after(change: impl FnOnce(&mut WitnessRecord)) -> String {
     let mut record = good();
     change(&mut record);

@@ -94,7 +94,7 @@ fn copy_all(from: &Path, to: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The newest symbol version of the C library in a binary's dynamic symbols.
+/// Returns the newest symbol version of the C library in a binary's dynamic symbols.
 fn newest_glibc(binary: &Path) -> Result<(u32, u32), Failure> {
     let symbols = output(Command::new("objdump").arg("-T").arg(binary))?;
     Ok(newest(&symbols))

@@ -110,7 +110,7 @@ impl Suite {
     }
 }
 
-/// The address of the Debian archive in this machine's own apt sources.
+/// Returns the address of the Debian archive in this machine's own apt sources.
 fn archive() -> Result<String, Failure> {
     let format = "$(ORIGIN)|$(LABEL)|$(REPO_URI)";
     let mut list = Command::new("apt-get");
@@ -133,7 +133,7 @@ fn unpack(package: &Path, root: &Path) -> Result<(), Failure> {
     output(Command::new("dpkg-deb").arg("-x").arg(package).arg(root)).map(drop)
 }
 
-/// The entries of a folder, sorted.
+/// Returns the entries of a folder, sorted.
 pub fn files(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let entries = fs::read_dir(folder).map_err(|error| failed(folder, &error))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();

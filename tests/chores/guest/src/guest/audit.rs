@@ -10,7 +10,7 @@ fn auditor() -> Command {
     Command::new(target_dir().join("release").join(AUDITOR.1))
 }
 
-/// A file in `folder` with the events that the auditor reads, for QEMU's `-trace events=FILE`.
+/// Returns a file in `folder` with the events that the auditor reads, for QEMU's `-trace events=FILE`.
 pub fn events(folder: &Path) -> Result<PathBuf, Failure> {
     let path = folder.join("events");
     write(&path, output(auditor().arg("events"))?.as_bytes())?;

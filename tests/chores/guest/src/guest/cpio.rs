@@ -48,7 +48,7 @@ impl Archive {
         Ok(())
     }
 
-    /// The archive with its closing entry.
+    /// Returns the archive with its closing entry.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, b"");
         self.bytes

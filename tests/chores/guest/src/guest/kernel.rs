@@ -22,7 +22,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel of the tree.
+    /// Returns the kernel of the tree.
     pub fn of_debian(tree: &Tree) -> Result<Self, Failure> {
         Ok(Self {
             image: tree.unpacked_kernel()?,
@@ -31,7 +31,7 @@ impl Kernel {
         })
     }
 
-    /// The kernel that `make bzImage modules` has left in the folder `sources`.
+    /// Returns the kernel that `make bzImage modules` has left in the folder `sources`.
     pub fn built(sources: &Path, tree: &Tree) -> Result<Self, Failure> {
         let build = fs::canonicalize(sources).map_err(|error| failed(sources, &error))?;
         let image = build.join("arch/x86/boot/bzImage");

@@ -126,7 +126,7 @@ impl Bench {
             .collect()
     }
 
-    /// An empty folder for the boot, with its images.
+    /// Returns an empty folder for the boot, with its images.
     fn folder(&self, boot: &Boot) -> Result<PathBuf, Failure> {
         let folder = self.tree.folder().join("runs").join(boot.name);
         if folder.exists() {

@@ -102,12 +102,12 @@ impl Tree {
         &self.folder
     }
 
-    /// The base of the initramfs: programs, libraries, modules.
+    /// Returns the base of the initramfs: programs, libraries, modules.
     pub fn base(&self) -> PathBuf {
         self.folder.join("base.cpio")
     }
 
-    /// The kernel image.
+    /// Returns the kernel image.
     pub fn kernel(&self) -> Result<PathBuf, Failure> {
         let boot = files(&self.folder.join("kernel/boot"))?;
         let image = boot.into_iter().find(|path| {
@@ -126,14 +126,14 @@ impl Tree {
         }
     }
 
-    /// The version of the kernel, as its packages are named by it.
+    /// Returns the version of the kernel, as its packages are named by it.
     pub fn kernel_version(&self) -> Result<String, Failure> {
         let image = self.kernel()?;
         let name = image.file_name().unwrap_or_default().to_string_lossy();
         Ok(name.trim_start_matches("vmlinuz-").to_string())
     }
 
-    /// A program of sid, run by sid's own loader and libraries on this machine.
+    /// Returns a program of sid, run by sid's own loader and libraries on this machine.
     pub fn program(&self, path: &str) -> Command {
         let mut loader = self.loader();
         loader.arg(self.sid().join(path));
@@ -236,7 +236,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A module tree with the wanted modules and what they need, and its index.
+    /// Returns a module tree with the wanted modules and what they need, and its index.
     fn modules(&self) -> Result<PathBuf, Failure> {
         let all = self.folder.join("kernel/lib/modules");
         let versions = files(&all)?;
@@ -309,7 +309,7 @@ fn index(folder: &Path, found: &mut BTreeMap<String, PathBuf>) -> Result<(), Fai
     Ok(())
 }
 
-/// The `depends=` entry of a module's information section.
+/// Returns the `depends=` entry of a module's information section.
 fn depends(module: &[u8]) -> Vec<String> {
     let key = b"\0depends=";
     let Some(at) = module.windows(key.len()).position(|window| window == key) else {

@@ -27,7 +27,7 @@ pub enum Outcome {
 }
 
 impl Rule {
-    /// The rule `name` of udev in `rules`, with its copy in `copies`.
+    /// Returns the rule `name` of udev in `rules`, with its copy in `copies`.
     pub fn new(name: &str, rules: &Path, copies: &Path) -> Self {
         Self {
             place: rules.join(name),

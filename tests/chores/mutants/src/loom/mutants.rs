@@ -158,7 +158,7 @@ fn built(tree: &Path) -> Result<(Vec<Mutant>, Vec<Model>), Failure> {
     Err(Failure::new("the mutants do not compile"))
 }
 
-/// The mutants in the lines that the compiler's errors name.
+/// Returns the mutants in the lines that the compiler's errors name.
 fn refused(tree: &Path, told: &str) -> BTreeSet<u32> {
     let places = told
         .lines()
@@ -377,7 +377,7 @@ fn report(tries: &[Try], ends: &[End], keys: &BTreeSet<String>) -> Result<(), Fa
     )))
 }
 
-/// The mutants of a list, each under the heading that is its reason.
+/// Returns the mutants of a list, each under the heading that is its reason.
 fn listed(text: &str) -> Result<BTreeMap<String, String>, Failure> {
     let mut found = BTreeMap::new();
     let mut reason = "";

@@ -293,7 +293,7 @@ fn short_condition(text: &str) -> &str {
     text.split(" {").next().unwrap_or("")
 }
 
-/// The numbers of the mutants in a line that the compiler refuses.
+/// Returns the numbers of the mutants in a line that the compiler refuses.
 pub fn numbers_in(line: &str) -> Vec<u32> {
     let mut found = Vec::new();
     for part in line.split("mutated(&[").skip(1) {
@@ -306,7 +306,7 @@ pub fn numbers_in(line: &str) -> Vec<u32> {
     found
 }
 
-/// The statements of a block whose lines are `from..to`.
+/// Returns the statements of a block whose lines are `from..to`.
 fn statements(lines: &[&str], from: usize, to: usize) -> Vec<Statement> {
     let mut found = Vec::new();
     let mut at = from;
@@ -354,7 +354,7 @@ fn statements(lines: &[&str], from: usize, to: usize) -> Vec<Statement> {
     found
 }
 
-/// The line on which what `opens` ends with is closed.
+/// Returns the line on which what `opens` ends with is closed.
 fn closing(lines: &[&str], opens: usize) -> usize {
     let indent = |line: &str| line.len() - line.trim_start().len();
     let own = indent(lines[opens]);
@@ -365,7 +365,7 @@ fn closing(lines: &[&str], opens: usize) -> usize {
     closes.unwrap_or(lines.len())
 }
 
-/// A line without its comment.
+/// Returns a line without its comment.
 fn code_of(line: &str) -> &str {
     let code = match line.find("//") {
         Some(at) if !line[..at].contains('"') => &line[..at],

@@ -68,7 +68,7 @@ impl Ring {
         word32(self.doorbells[1]).store(self.head, Ordering::Release);
     }
 
-    /// The next completion.
+    /// Returns the next completion.
     pub fn wait(&mut self) -> Cqe {
         let cqe = until(|| self.poll());
         self.give_back();
@@ -183,7 +183,7 @@ impl Peer {
         until(|| (self.csts().0 == 0).then_some(()));
     }
 
-    /// The memory of a queue's rings: 16 pages each.
+    /// Returns the memory of a queue's rings: 16 pages each.
     pub fn queue(&self, qid: u16, sq_entries: u32, cq_entries: u32) -> Ring {
         let sq = self.memory + (2 + 17 * u64::from(qid - 1)) * PAGE as u64;
         let cq = sq + 16 * PAGE as u64;
@@ -218,7 +218,7 @@ impl Peer {
         ring
     }
 
-    /// A page of data.
+    /// Returns a page of data.
     pub fn page(&self, index: usize) -> u64 {
         self.memory + ((80 + index) * PAGE) as u64
     }

@@ -161,7 +161,8 @@ pub fn map(iommufd: &File, ioas: u32, address: u64, iova: u64, bytes: u64) -> io
     call(iommufd, IOAS_MAP, &mut map)
 }
 
-/// As [`map`], for the first `bytes` bytes of a memory file (Linux 6.13), or of a dma-buf that VFIO exported (6.19).
+/// Does the same as [`map`], for the first `bytes` bytes of a memory file (Linux 6.13), or of a dma-buf that VFIO
+/// exported (6.19).
 pub fn map_file(
     iommufd: &File,
     ioas: u32,

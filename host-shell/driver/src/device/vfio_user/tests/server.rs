@@ -93,7 +93,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// The doorbell at `at` bytes from the first.
+    /// Returns the doorbell at `at` bytes from the first.
     pub fn doorbell(&self, at: u64) -> u32 {
         let mut word = [0; 4];
         self.file
@@ -111,7 +111,7 @@ impl Log {
 
 type Choice = Box<dyn FnMut(&MessageHeader, &[u8]) -> Option<Act> + Send>;
 
-/// A device behind a server that asks `choice` what to do with each message.
+/// Returns a device behind a server that asks `choice` what to do with each message.
 pub fn start(
     choice: impl FnMut(&MessageHeader, &[u8]) -> Option<Act> + Send + 'static,
 ) -> (Result<VfioUser>, Log) {
