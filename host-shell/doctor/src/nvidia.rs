@@ -97,7 +97,7 @@ impl NvidiaDriver {
         self.number() < REGRESSION
     }
 
-    /// Returns whether this is the driver that is reported to export addresses that no IOMMU maps.
+    /// Compares the driver with the one that is reported to export addresses that no IOMMU maps.
     pub fn raw_addresses(&self) -> RawAddresses {
         match self.number() {
             _ if !self.open => RawAddresses::NotOpen,

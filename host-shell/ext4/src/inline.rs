@@ -12,7 +12,8 @@ const ENTRY: usize = 16;
 const SYSTEM: u8 = 7;
 const NAME: &[u8] = b"data";
 
-/// Returns the two parts of the data of `inode`.
+/// Returns the data of `inode` in two parts: the bytes in its block array, and the bytes in the attribute
+/// `system.data`.
 pub fn parts(inode: &FileInode) -> Result<(&[u8], &[u8])> {
     let size = usize::try_from(inode.size).unwrap_or(usize::MAX);
     let first = &inode.root[..inode.root.len().min(size)];

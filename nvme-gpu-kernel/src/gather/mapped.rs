@@ -50,7 +50,7 @@ entry! {
     /// Finishes a gather in halves.
     ///
     /// # Safety
-    /// As `nvme_finish_batched`; the ranges as for [`nvme_gather_batched_mapped`].
+    /// The conditions of `nvme_finish_batched`; the ranges are valid as for [`nvme_gather_batched_mapped`].
     pub unsafe fn nvme_finish_batched_mapped(mapped: MappedLaunch<HalvedGather>) {
         // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { halves::finish(&mapped.launch, mapped.map) }
@@ -62,7 +62,7 @@ entry! {
     /// Gathers rows of several drives.
     ///
     /// # Safety
-    /// As `nvme_gather_striped`; the ranges as for [`nvme_gather_mapped`].
+    /// The conditions of `nvme_gather_striped`; the ranges are valid as for [`nvme_gather_mapped`].
     pub unsafe fn nvme_gather_striped_mapped(mapped: MappedLaunch<StripedGather>) {
         gather_striped(&mapped.launch, mapped.map);
     }

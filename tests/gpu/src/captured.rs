@@ -142,7 +142,7 @@ fn gather(drive: &Drive) -> Outcome<()> {
     }
 }
 
-/// Writes rows as they are.
+/// Writes unconverted rows by a scatter, and checks that all of them were written.
 fn scatter(_: &Bench, drive: &Drive) -> Outcome<()> {
     let job = Job::new(drive, drive.table(0, 4096), (0..50).collect(), true, 0)?;
     drive.run(&job)?;

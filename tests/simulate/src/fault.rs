@@ -29,7 +29,7 @@ listed! {
         Delay,
         /// A command's data and completion arrive after its deadline; an Abort finds the command.
         Late,
-        /// The same, and an Abort reports that it was aborted although it continues.
+        /// A command is late; an Abort reports that the command was aborted, although it continues.
         Stubborn,
         /// A completion overtakes others.
         Reorder,

@@ -96,8 +96,8 @@ impl Controller {
         Ok(bytes)
     }
 
-    /// Reads the start of a page once more whose end was found, so that the controller clears its event, unless
-    /// that is retained.
+    /// Reads the start of a log page again after its end was found, so that the controller clears the page's event. It
+    /// does nothing if the caller asked to keep the event.
     fn release(
         &self,
         what: &str,

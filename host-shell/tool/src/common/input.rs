@@ -47,7 +47,7 @@ pub struct InputFile {
 pub struct InputTarget {
     /// Bytes of a block.
     pub block: u32,
-    /// The first one.
+    /// First block.
     pub lba: u64,
     /// Blocks of the namespace.
     pub size: u64,
