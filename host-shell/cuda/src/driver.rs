@@ -34,7 +34,7 @@ pub struct GpuFacts {
     pub index: u32,
     /// Name of the GPU.
     pub name: String,
-    /// Its PCI address: 0000:01:00.0.
+    /// PCI address of the GPU: 0000:01:00.0.
     pub address: String,
     /// Major and minor number of its compute capability.
     pub capability: (i32, i32),

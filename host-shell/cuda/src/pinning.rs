@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub enum HostPinning {
     /// The driver registers host memory.
     Registers,
-    /// It registers none, for this reason, and allocates memory that the GPU reaches.
+    /// The driver registers no memory, for this reason, and allocates memory that the GPU can access.
     Allocates(String),
     /// The driver does neither, for these reasons.
     Refuses(String),

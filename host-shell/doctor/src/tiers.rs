@@ -61,9 +61,9 @@ impl ReasonedVerdict {
 /// Verdicts on driving a controller at all, by each driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DriverVerdicts {
-    /// As `vfio:BDF`.
+    /// Verdict for `vfio:BDF`.
     pub vfio: ReasonedVerdict,
-    /// As `kmod:BDF`.
+    /// Verdict for `kmod:BDF`.
     pub kmod: ReasonedVerdict,
 }
 
@@ -72,9 +72,9 @@ pub struct DriverVerdicts {
 pub struct TierVerdicts {
     /// 0 to 3.
     pub tier: u8,
-    /// As `vfio:BDF`.
+    /// Verdict for `vfio:BDF`.
     pub vfio: ReasonedVerdict,
-    /// As `kmod:BDF`.
+    /// Verdict for `kmod:BDF`.
     pub kmod: ReasonedVerdict,
 }
 

@@ -30,7 +30,7 @@ impl ProcessMark {
         Self(u64::from(process) << 32 | u64::from(forks))
     }
 
-    /// As one word, never 0.
+    /// Returns the mark as one word, never 0.
     pub fn word(self) -> u64 {
         self.0
     }

@@ -165,7 +165,7 @@ impl CheckpointSource<'_> {
         self.read(name, tensor.shape.iter().product())
     }
 
-    /// As `f32`.
+    /// Returns the elements of a vector as bytes of `f32`.
     fn vector(&self, tensor: &GgufTensor, name: &str) -> Result<Vec<u8>> {
         let halves = self.matrix(tensor, name)?;
         let numbers = halves.as_chunks::<2>().0.iter();

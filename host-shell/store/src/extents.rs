@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 /// A range of a table's bytes that are contiguous in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoreExtent {
-    /// Its first byte, counted from the first byte of row 0, without the bytes between the ranges.
+    /// First byte of the range, counted from the first byte of row 0, without the bytes between the ranges.
     pub first: u64,
     /// First byte of the extent in the store.
     pub byte: u64,

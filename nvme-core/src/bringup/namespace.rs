@@ -38,7 +38,7 @@ pub enum UnusableNamespace {
     /// Identify Namespace ended with this status, for example because the namespace belongs to another
     /// command set.
     Identify(Status),
-    /// It has no blocks: it is not active, or of a command set without blocks.
+    /// The namespace has no blocks: it is not active, or has a command set without blocks.
     NoBlocks,
     /// LBADS gives blocks that are not of 512 bytes to 64 KiB. The bytes, or 0 for a reserved LBADS.
     BlockBytes(u32),

@@ -48,7 +48,7 @@ pub struct GemmTimes {
     pub by_cpu: Vec<f64>,
     /// Bare limit: a kernel copies `limit_bytes` bytes out of memory of the host. No drive.
     pub limit: Vec<f64>,
-    /// As above.
+    /// Bytes that the kernel of `limit` copies.
     pub limit_bytes: u64,
     /// Bytes of the matrix.
     pub bytes: u64,

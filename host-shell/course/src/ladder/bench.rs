@@ -49,7 +49,7 @@ pub enum MatmulMethod {
 }
 
 impl MatmulMethod {
-    /// As people write it.
+    /// Returns the name as people write it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",

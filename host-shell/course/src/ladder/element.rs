@@ -22,7 +22,7 @@ impl MatrixElement {
         }
     }
 
-    /// As people write it.
+    /// Returns the name as people write it.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",

@@ -36,7 +36,7 @@ impl MatmulStep {
         Self::Wgmma,
     ];
 
-    /// As people write it.
+    /// Returns the name as people write it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Naive => "naive",

@@ -19,7 +19,7 @@ pub enum MatrixSource {
 }
 
 impl MatrixSource {
-    /// As reports have it.
+    /// Returns the name that reports use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gpu => "gpu-reads",

@@ -26,7 +26,7 @@ pub enum PageError {
     None,
     /// Get Log Page ended with this status.
     Failed(Status),
-    /// It was not answered in time, could not be sent, or ended by a controller reset.
+    /// Get Log Page was not answered in time, could not be sent, or ended by a controller reset.
     NotRead,
 }
 

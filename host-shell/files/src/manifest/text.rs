@@ -70,7 +70,7 @@ impl Manifest {
         })
     }
 
-    /// As text for a file.
+    /// Returns the manifest as text for a file.
     pub fn to_json(&self) -> String {
         let parts = self.parts.iter().map(|part| PartText {
             name: part.name.clone(),

@@ -182,7 +182,7 @@ pub struct RecordTier {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepFailure {
-    /// As in docs/json.md.
+    /// Code of the error, as in docs/json.md.
     pub code: String,
     pub message: String,
 }
