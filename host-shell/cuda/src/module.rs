@@ -194,7 +194,7 @@ impl Module {
         let _turn = lock(&SHARED_LIMIT);
         // The kernel is shared by all users of the module, so that its limit is only ever raised.
         if attribute(function.0, limit)? < bytes {
-            // SAFETY: a function of a loaded module.
+            // SAFETY: the function belongs to a loaded module.
             check(name, unsafe {
                 sys::cuFuncSetAttribute(function.0, limit, bytes)
             })?;

@@ -57,7 +57,7 @@ mod tests {
             unsafe { libc::_exit(i32::from(is_counted)) };
         }
         let mut status = 0;
-        // SAFETY: waits for that child.
+        // SAFETY: the call waits for that child.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(libc::WEXITSTATUS(status), 1);
         assert_eq!(ProcessMark::here(), here);

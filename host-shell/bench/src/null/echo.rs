@@ -71,9 +71,9 @@ impl Drop for DoorbellEcho {
 fn answer(words: &QueueWords, stop: &AtomicBool) -> u64 {
     // SAFETY: the pointer is a doorbell in the pages that the thread keeps.
     let flag = unsafe { &*(words.sq_doorbell as usize as *const AtomicU32) };
-    // SAFETY: the first entry of the submission ring.
+    // SAFETY: the pointer is the first entry of the submission ring.
     let payload = unsafe { &*(words.sq as usize as *const [AtomicU64; 8]) };
-    // SAFETY: the first entry of the completion ring.
+    // SAFETY: the pointer is the first entry of the completion ring.
     let cell = unsafe { &*(words.cq as usize as *const [AtomicU64; 2]) };
     let (mut seen, mut wrong, mut idle) = (0, 0, 0u32);
     while !stop.load(Ordering::Relaxed) {

@@ -286,7 +286,7 @@ unsafe fn store_cqe(cell: *mut u64, upper: u64) {
 #[inline(always)]
 fn prefetch_read(at: *const i8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint; any address will do.
+    // SAFETY: a prefetch is a hint that accepts any address.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at);
     }
@@ -297,7 +297,7 @@ fn prefetch_read(at: *const i8) {
 #[inline(always)]
 fn prefetch_write(at: *const i8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint; any address will do.
+    // SAFETY: a prefetch is a hint that accepts any address.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(at);
     }

@@ -263,7 +263,7 @@ mod tests {
                 .store(value, Ordering::Release);
         };
         let fault = bad(&|null, _| {
-            // SAFETY: the first entry of the second ring.
+            // SAFETY: the pointer is the first entry of the second ring.
             unsafe { (null.words(1).sq as usize as *mut u64).write_volatile(0x7F) };
             ring(null, 1, 1);
         });

@@ -207,7 +207,7 @@ pub fn answer<T: From<i8>>(body: impl FnOnce() -> Result<T, nvme_gpu_status>) ->
 
 #[allow(unsafe_code)]
 fn set_errno(number: i32) {
-    // SAFETY: the address of this thread's errno.
+    // SAFETY: the pointer is this thread's errno.
     unsafe { *libc::__errno_location() = number };
 }
 

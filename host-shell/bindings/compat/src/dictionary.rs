@@ -54,7 +54,7 @@ pub extern "C" fn nvme_gpu_cleanup() {
 pub unsafe extern "C" fn nvme_gpu_read(offset: u64, bytes: usize, gpu_ptr: *mut c_void) -> isize {
     answer(|| {
         let (store, result) = (kept(of_environment())?, size(bytes as u64)?);
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         check(unsafe { nvme_gpu_pread(store, gpu_ptr, bytes, offset) })?;
         Ok(result)
     })
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn nvme_gpu_read_async(
 ) -> c_int {
     answer(|| {
         let store = kept(of_environment())?;
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         check(unsafe { nvme_gpu_pread_async(store, gpu_ptr, bytes, offset, stream, null_mut()) })?;
         Ok(0)
     })
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn read_nvme_kind(
         let sector = u64::from(kind.sector_bytes);
         let result = size(length * sector)?;
         let store = kept(of_environment())?;
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         check(unsafe {
             nvme_gpu_pread(
                 store,

@@ -44,9 +44,9 @@ pub unsafe extern "C" fn read_nvme_to_gpu(
 ) -> isize {
     answer(|| {
         let (offset, result) = (place(offset)?, size(bytes as u64)?);
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         let store = kept(unsafe { text(path, "path") }.and_then(by_path))?;
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         check(unsafe { nvme_gpu_pread(store, gpu_buffer, bytes, offset) })?;
         Ok(result)
     })
@@ -72,9 +72,9 @@ pub unsafe extern "C" fn write_gpu_to_nvme(
 ) -> isize {
     answer(|| {
         let (offset, result) = (place(offset)?, size(bytes as u64)?);
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         let store = kept(unsafe { text(path, "path") }.and_then(by_path))?;
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         check(unsafe { nvme_gpu_pwrite(store, gpu_buffer, bytes, offset) })?;
         Ok(result)
     })
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn async_batch_read(
         if requests.is_null() && count > 0 {
             return Err(usage("requests is NULL", "give a pointer"));
         }
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         let store = kept(unsafe { text(path, "path") }.and_then(by_path))?;
         let mut under_way: Vec<(Result<(), i32>, *mut PendingHandle)> = Vec::new();
         for index in 0..count {
@@ -121,12 +121,12 @@ pub unsafe extern "C" fn async_batch_read(
         }
         let mut first = Ok(0);
         for (index, (started, pending)) in under_way.into_iter().enumerate() {
-            // SAFETY: a handle of this function.
+            // SAFETY: this function made the handle.
             let ended =
                 started.and_then(|()| check(unsafe { nvme_gpu_pending_wait(pending, u64::MAX) }));
             // SAFETY: as above; NULL is ignored.
             unsafe { nvme_gpu_pending_free(pending) };
-            // SAFETY: below `count`.
+            // SAFETY: the index is below `count`.
             let one = unsafe { &mut *requests.add(index) };
             one.result = if ended.is_ok() { one.size as isize } else { -1 };
             if let (Err(status), Ok(_)) = (ended, &first) {

@@ -31,7 +31,7 @@ pub unsafe extern "C" fn gpunvme_layer_loader_init(
         if loader.is_null() {
             return Err(usage("loader is NULL", "give a pointer"));
         }
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         let device = kept(unsafe { text(bdf, "bdf") })?;
         let is_address = device.split(':').count() == 3
             && device
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn gpunvme_layer_loader_init(
                 _ => Box::into_raw(Box::new(LoaderPasses::new(depth as usize))),
             },
         };
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         unsafe { loader.write(made) };
         Ok(0)
     })
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn gpunvme_load_layer(
     dst: *mut c_void,
 ) -> c_int {
     answer(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         let loader = unsafe { of(loader) }?;
         if bytes > loader.max_layer_bytes {
             let cause = format!(
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn gpunvme_load_layer(
                 return Ok(0);
             }
         }
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         check(unsafe { nvme_gpu_pread(loader.store, dst, bytes, offset) })?;
         Ok(0)
     })
@@ -141,7 +141,7 @@ pub fn block_bytes(loader: &CompatLoader) -> Result<u32, i32> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpunvme_layer_loader_block_size(loader: *const CompatLoader) -> u32 {
-    // SAFETY: as the header says.
+    // SAFETY: the caller keeps the conditions of the header.
     let bytes = answer(|| block_bytes(unsafe { of(loader) }?).map(i64::from));
     u32::try_from(bytes).unwrap_or(0)
 }
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn gpunvme_layer_loader_block_size(loader: *const CompatLo
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpunvme_layer_loader_max_transfer(loader: *const CompatLoader) -> u64 {
     let bytes: isize = answer(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         let opened = kept(opened(unsafe { of(loader) }?.store))?;
         let most = opened
             .store
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn gpunvme_layer_loader_max_transfer(loader: *const Compat
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpunvme_layer_loader_ns_blocks(loader: *const CompatLoader) -> u64 {
     let blocks: isize = answer(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         let loader = unsafe { of(loader) }?;
         let len = kept(opened(loader.store))?.store.len();
         size(len / u64::from(block_bytes(loader)?))
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn gpunvme_layer_loader_ns_blocks(loader: *const CompatLoa
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpunvme_layer_loader_destroy(loader: *mut CompatLoader) {
-    // SAFETY: as the header says.
+    // SAFETY: the caller keeps the conditions of the header.
     if let Some(loader) = unsafe { loader.as_mut() } {
         let ahead = std::mem::replace(&mut loader.ahead, std::ptr::null_mut());
         // A parent's reads end on threads that a child of `fork` does not have: it lets them be.

@@ -197,7 +197,7 @@ pub unsafe extern "C" fn submit_gpu_read(
     gpu_buffer: *mut c_void,
 ) -> isize {
     answer(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         let Some(ctx) = (unsafe { ctx.as_ref() }) else {
             return Err(usage(
                 "ctx is NULL",
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn submit_gpu_read(
         }
         let (offset, bytes) = blocks(ctx.ns, lba, lba_count)?;
         let result = size(bytes)?;
-        // SAFETY: as the header says.
+        // SAFETY: the caller keeps the conditions of the header.
         unsafe { start(ctx.ns, offset, &[(gpu_buffer, bytes as usize)], None) }?;
         Ok(result)
     })
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn poll_completions(ctx: *mut SpdkContext) -> c_int {
                     if *status == 0 {
                         *status = ended;
                     }
-                    // SAFETY: a handle of `start`.
+                    // SAFETY: the handle was returned by `start`.
                     unsafe { nvme_gpu_pending_free(pending) };
                     false
                 });
@@ -279,7 +279,7 @@ pub unsafe extern "C" fn poll_completions(ctx: *mut SpdkContext) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpu_reset_sgl_fn(sgl: *mut c_void, offset: u32) {
-    // SAFETY: as the header says.
+    // SAFETY: the caller keeps the conditions of the header.
     let Some(sgl) = (unsafe { sgl.cast::<GpuSgl>().as_mut() }) else {
         return;
     };
@@ -301,7 +301,7 @@ pub unsafe extern "C" fn gpu_next_sge_fn(
     address: *mut *mut c_void,
     length: *mut u32,
 ) -> c_int {
-    // SAFETY: as the header says.
+    // SAFETY: the caller keeps the conditions of the header.
     let Some(sgl) = (unsafe { sgl.cast::<GpuSgl>().as_mut() }) else {
         return -1;
     };

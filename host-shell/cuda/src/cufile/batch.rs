@@ -110,7 +110,7 @@ impl CufileBatch {
             tv_sec: 0,
             tv_nsec: WAIT.as_nanos() as i64,
         };
-        // SAFETY: room for `found` events.
+        // SAFETY: the array has room for `found` events.
         let answer = unsafe {
             let (status, all) = (self.library.batch_status, events.as_mut_ptr());
             status(self.id, 1, &mut found, all, &mut wait)
