@@ -44,7 +44,7 @@ fn submit(
     (each.collect(), most)
 }
 
-/// `len` bytes in every slot, with offsets into the first page that touch the most and the fewest pages.
+/// Maps `len` bytes in every slot, with offsets into the first page that touch the most and the fewest pages.
 fn each_slot_maps(base: u64, page: PageSize, share: usize, len: u64) -> bool {
     let offsets = [0, 4, 2048, page.bytes() - 4];
     offsets.into_iter().all(|offset| {

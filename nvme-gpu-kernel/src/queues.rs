@@ -100,7 +100,7 @@ mod device {
             Some(BatchQueue::take(group, memory, state))
         }
 
-        /// Page size of the controller of queue `index` in bytes; 4,096 when there is no such queue.
+        /// Returns the page size of the controller of queue `index` in bytes; 4,096 when there is no such queue.
         ///
         /// # Safety
         /// As [`shared`](Self::shared).

@@ -124,7 +124,7 @@ impl World {
         AdmissionGate::new(&self.gate).unwrap()
     }
 
-    /// The controller was reset: its queues are as new.
+    /// Resets the controller: its queues are as new.
     fn reset(&self) {
         for (index, ring) in self.rings.iter().enumerate() {
             let state = QueueState::new(&ring.state, Qid(index as u16 + 1), ENTRIES, ENTRIES - 1);

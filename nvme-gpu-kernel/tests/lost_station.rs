@@ -99,7 +99,7 @@ impl World {
         world
     }
 
-    /// The controller was reset: no command of the queue is under way any more.
+    /// Resets the controller: no command of the queue is under way any more.
     fn reset(&self) {
         let state = QueueState::new(&self.state, Qid(1), ENTRIES, SLOTS).unwrap();
         state.init(&ControllerIdentity::new(), 0);
@@ -113,7 +113,7 @@ impl World {
         AdmissionGate::new(&self.gate).unwrap()
     }
 
-    /// The host gives the station that was lost back.
+    /// Takes the lost station back for the host.
     fn give_back(&self) {
         assert_eq!(self.gate().take_lost(), Some(0));
         for cell in &self.cells {

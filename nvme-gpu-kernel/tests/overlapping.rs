@@ -90,7 +90,7 @@ impl World {
         )
     }
 
-    /// Failed rows of all launches.
+    /// Returns the number of failed rows of all launches.
     fn failed_ever(&self) -> u64 {
         self.summary[3].load(Order::Relaxed, Scope::Sys)
     }

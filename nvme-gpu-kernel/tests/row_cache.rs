@@ -40,7 +40,7 @@ impl Words {
     }
 }
 
-/// Two ids whose lines have the same check bits, in the only set.
+/// Returns two ids whose lines have the same check bits, in the only set.
 fn two_alike() -> (u64, u64) {
     let mut seen = HashMap::new();
     for id in 0.. {

@@ -38,7 +38,7 @@ pub struct Area {
 }
 
 impl Memory {
-    /// Zeroed memory of at least `bytes` bytes, aligned to the largest page size in `align`.
+    /// Allocates zeroed memory of at least `bytes` bytes, aligned to the largest page size in `align`.
     pub fn new(bytes: u64) -> Self {
         let pages = bytes.div_ceil(PAGE) as usize;
         Self {

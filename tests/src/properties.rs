@@ -67,7 +67,7 @@ impl Properties {
         self.cc.set(cc);
     }
 
-    /// Everything written since the last look, as (offset, value).
+    /// Returns everything written since the last look, as (offset, value).
     pub fn written(&self) -> Vec<(u32, u64)> {
         self.written.take()
     }

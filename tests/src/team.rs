@@ -79,7 +79,7 @@ impl<P: Place, const READS: u32> Member<P, READS> {
         })
     }
 
-    /// Everybody's value, once everybody has brought one.
+    /// Exchanges a value: returns the values of all members, once all have passed one.
     fn exchange(&self, value: u64, orders: bool) -> &[AtomicU64] {
         let turn = self.turn.load(Ordering::Relaxed);
         self.turn.store(turn + 1, Ordering::Relaxed);

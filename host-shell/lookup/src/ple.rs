@@ -89,7 +89,7 @@ fn multipliers(seed: u64, number: u64, longest: u64, tokens: u64) -> Vec<u64> {
     (0..longest).map(of).collect()
 }
 
-/// SplitMix64 of `value` (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+/// Returns SplitMix64 of `value` (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
 fn split_mix(value: u64) -> u64 {
     let value = value.wrapping_add(GAMMA);
     let value = (value ^ value >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);

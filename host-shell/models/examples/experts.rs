@@ -229,7 +229,7 @@ impl<'e> Rig<'e> {
         Ok(took)
     }
 
-    /// The same number of tokens is run before and not measured, so that the cache is full.
+    /// Runs `tokens` tokens. As many are run before and not measured, so that the cache is full.
     fn run(&self, tokens: u64) -> Result<Ran> {
         for token in 0..tokens {
             self.token(token)?;

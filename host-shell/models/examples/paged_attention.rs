@@ -207,7 +207,7 @@ impl Rig {
         (0..all).map(one).collect()
     }
 
-    /// Other pages.
+    /// Chooses other pages for this run.
     fn choose(&self, run: u64) -> Result<()> {
         let ids = self.chosen(run);
         let narrow: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -270,7 +270,7 @@ impl Rig {
         })
     }
 
-    /// The pages `ids`, which are those from `first` on, by the two halves of a buffer in turns.
+    /// Reads the pages `ids`, whose positions begin at `first`, through the two halves of a buffer in turns.
     fn read(&self, reader: &Reader, first: usize, ids: &[i64]) -> Result<()> {
         let page = self.pages.shape().page_bytes() as usize;
         let step = (CHUNK as usize / page).max(1);

@@ -91,7 +91,7 @@ impl VectorFile {
         Ok(found)
     }
 
-    /// Number of vectors.
+    /// Returns the number of vectors.
     pub fn count(&self) -> u32 {
         self.count
     }
@@ -213,7 +213,7 @@ impl VectorFile {
         Ok(())
     }
 
-    /// The one array of a `.npy` or safetensors file.
+    /// Takes the only array of a `.npy` or safetensors file.
     fn set_array(&mut self) -> Result<()> {
         let catalog = Catalog::of_file(&self.path)?;
         let ([array], true) = (catalog.entries(), catalog.files().is_empty()) else {

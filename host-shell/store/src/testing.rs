@@ -38,7 +38,7 @@ impl Drop for TestFile {
 #[cfg(feature = "sim")]
 pub const SHORT: Duration = Duration::from_secs(1);
 
-/// Few small queues, a short time.
+/// Returns options with few small queues and a short time limit.
 pub fn options() -> StoreOptions {
     StoreOptions {
         queues: 3,

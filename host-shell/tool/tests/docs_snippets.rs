@@ -16,7 +16,7 @@ fn root() -> PathBuf {
         .to_path_buf()
 }
 
-/// README.md, CONTRIBUTING.md and every page under docs.
+/// Returns README.md, CONTRIBUTING.md and every page under docs.
 fn documents() -> Vec<PathBuf> {
     let mut found = vec![root().join("README.md"), root().join("CONTRIBUTING.md")];
     let mut folders = vec![root().join("docs")];

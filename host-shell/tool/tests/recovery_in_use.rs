@@ -101,7 +101,7 @@ mod two_processes {
         Server::start(binary(), device, &socket).unwrap()
     }
 
-    /// 2,048 writes, 1,000 a second.
+    /// Starts a run of 2,048 writes, 1,000 a second.
     fn start(server: &Server, recover: &[&str]) -> Child {
         let fixed = "bench --rw write --verify --io-size 8MiB --rate-iops 1000 --json --device";
         binary()

@@ -55,8 +55,8 @@ pub struct BringupConfig<'a> {
 }
 
 impl Default for BringupConfig<'_> {
-    /// 16 queue pairs, none created at once, 5 s per command, at least 500 ms for readiness, laid out for the
-    /// capabilities that the machine reads.
+    /// Returns a plan of 16 queue pairs, none created at once, 5 s per command, at least 500 ms for readiness, laid out
+    /// for the capabilities that the machine reads.
     fn default() -> Self {
         Self {
             queue_pairs: 16,

@@ -101,7 +101,7 @@ fn locks(verb: Verb) -> bool {
 }
 
 impl<'a> Accounts<'a> {
-    /// No commands yet.
+    /// Makes the accounts, without commands.
     pub fn new(pool: Pool<'a>, model: Model) -> Self {
         Self {
             records: Vec::with_capacity(256),
@@ -125,14 +125,14 @@ impl<'a> Accounts<'a> {
         self.records.get_mut((id as usize).wrapping_sub(1))
     }
 
-    /// A command was placed; its number is [`next_id`](Self::next_id).
+    /// Notes that a command was placed; its number is [`next_id`](Self::next_id).
     pub fn placed(&mut self, record: Record) {
         self.awaited[record.queue].push_back(self.next_id());
         self.records.push(record);
         self.open += 1;
     }
 
-    /// A command was prepared and not placed: its blocks and its buffer are free again.
+    /// Frees the blocks and the buffer of a command that was prepared and not placed.
     pub fn forget(&mut self, order: &Order, buffer: Option<(usize, usize, usize)>) {
         if locks(order.verb) {
             self.model
@@ -168,7 +168,7 @@ impl<'a> Accounts<'a> {
         self.haunted.iter().any(same) || self.echoes.contains(&(queue, cid))
     }
 
-    /// The controller says that a command of an I/O queue has met a fault.
+    /// Notes that a command of an I/O queue has met a fault, as the controller reports.
     pub fn fired(&mut self, fired: FiredFault) {
         let (queue, cid) = (usize::from(fired.qid) - 1, Cid(fired.cid));
         match fired.what {
@@ -220,7 +220,8 @@ impl<'a> Accounts<'a> {
         }
     }
 
-    /// A command's deadline was reported as passed, at `now_ns`; the driver's clock is `grain_ns` coarse.
+    /// Notes that a command's deadline was reported as passed, at `now_ns`; the resolution of the driver's clock is
+    /// `grain_ns`.
     pub fn expired(&mut self, id: u32, now_ns: u64, grain_ns: u64) -> Result<(), Failure> {
         let Some(record) = self.record(id).filter(|record| !record.ended) else {
             return Err(Failure::new(

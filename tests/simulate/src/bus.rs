@@ -49,7 +49,7 @@ impl Bells {
         core::ptr::from_ref(word).expose_provenance() as u64
     }
 
-    /// The next store to this doorbell does not arrive.
+    /// Loses the next store to this doorbell.
     pub fn lose(&self, qid: u16, side: Side) {
         self.lossy.borrow_mut()[usize::from(qid)][side as usize] = true;
     }

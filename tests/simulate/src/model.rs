@@ -107,7 +107,7 @@ impl Model {
         }
     }
 
-    /// A write of `version` has ended.
+    /// Notes that a write of `version` has ended.
     pub fn wrote(&mut self, lba: u32, blocks: u32, version: u32, effect: Effect) {
         self.clock += 1;
         let (clock, cached) = (self.clock, self.cached);

@@ -80,7 +80,7 @@ impl Shrinker<'_> {
         }
     }
 
-    /// Small and aligned commands, sooner traps, no power cut in the end.
+    /// Tries small and aligned commands, traps that fire sooner, and no power cut at the end.
     fn simpler(&mut self, plan: &mut Plan) {
         let mut smaller = plan.clone();
         smaller.cut_at_end = false;

@@ -76,7 +76,7 @@ impl<'a> World<'a> {
         Ok(None)
     }
 
-    /// The controller is proved to have stopped: the drivers end their commands.
+    /// Ends the commands of the drivers, because the controller is proved to have stopped.
     fn release(&mut self, proof: &Quiesced<'_>) -> Result<(), Failure> {
         while self.admin.reclaim(proof).is_some() {}
         self.admin.restart(proof);

@@ -218,7 +218,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Something befalls the controller now; one that leaves the bus is back after `turns` turns.
+    /// Causes a fault of the controller now; a controller that leaves the bus is back after `turns` turns.
     pub fn strike(&mut self, kind: Kind, turns: u32) -> Result<(), Failure> {
         let (sim, state) = (self.ground.sim, self.state());
         match kind {

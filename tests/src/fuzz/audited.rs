@@ -41,7 +41,7 @@ impl Audited {
         }
     }
 
-    /// The controller has forgotten its queues.
+    /// Notes that the controller has forgotten its queues.
     pub fn reset(&mut self) {
         self.judge();
         *self = Self::new(self.is_audited);
@@ -53,7 +53,7 @@ impl Audited {
         self.auditor = None;
     }
 
-    /// The driver has enabled the controller with these admin queue registers.
+    /// Notes that the driver has enabled the controller with these admin queue registers.
     pub fn enable(&mut self, cc: Cc, (aqa, asq, acq): (u32, u64, u64)) {
         let aqa = Aqa(aqa);
         let entries = [aqa.asqs_z(), aqa.acqs_z()].map(|entries_z| u32::from(entries_z) + 1);

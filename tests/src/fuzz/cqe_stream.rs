@@ -15,7 +15,7 @@ use std::collections::HashMap;
 
 const QID: u16 = 3;
 
-/// Ring sizes, then a stream of submissions and of completions, right and wrong ones.
+/// The bytes are ring sizes, then a stream of submissions and of completions, right and wrong ones.
 pub fn cqe_stream(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let sq_entries = 2 + usize::from(input.byte() % 15);

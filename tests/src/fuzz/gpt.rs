@@ -23,7 +23,7 @@ impl VolumeSource for Drive {
     }
 }
 
-/// CRC-32, bit by bit.
+/// Returns CRC-32, computed bit by bit.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| match crc & 1 {

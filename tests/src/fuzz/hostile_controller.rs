@@ -190,7 +190,7 @@ impl Driver<'_> {
         Ok(fits)
     }
 
-    /// The controller is proved to have stopped: all commands end.
+    /// Ends all commands, because the controller is proved to have stopped.
     fn reclaim(&mut self, proof: &Quiesced<'_>) {
         while self.admin.reclaim(proof).is_some() {}
         while let Some(done) = self.io.reclaim(proof) {

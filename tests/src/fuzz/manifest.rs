@@ -4,7 +4,7 @@
 use nvme_driver::Error;
 use nvme_files::Manifest;
 
-/// The text of a manifest.
+/// The bytes are the text of a manifest.
 pub fn manifest(bytes: &[u8]) {
     let read = match Manifest::parse(bytes) {
         Ok(read) => read,

@@ -97,7 +97,7 @@ impl<'a> Input<'a> {
         self.0.is_empty()
     }
 
-    /// Up to `len` bytes.
+    /// Takes up to `len` bytes.
     pub fn take(&mut self, len: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;

@@ -67,7 +67,7 @@ enum Access {
     },
 }
 
-/// Half of the bytes for the simulator, half for the machines.
+/// Half of the bytes are for the simulator, half for the machines.
 pub fn registers(bytes: &[u8]) {
     let (sim, core) = bytes.split_at(bytes.len() / 2);
     simulator(&mut Unstructured::new(sim), is_audited(bytes));

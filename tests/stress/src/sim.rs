@@ -59,7 +59,7 @@ impl Ground {
     }
 }
 
-/// Word `index` of the namespace.
+/// Returns word `index` of the namespace.
 fn pattern(index: u64) -> u64 {
     Rng::new(index).word()
 }

@@ -19,10 +19,10 @@ const NUMBERS: u64 = 1 << 25;
 /// Commands with their expected ends. Until the command has ended, no other command uses buffer
 /// `place`.
 pub trait Port: Sync {
-    /// Command `number`.
+    /// Returns command `number`.
     fn command(&self, place: u32, number: u64) -> MemberCommand<'_>;
 
-    /// Command `number` has ended.
+    /// Checks the end of command `number`.
     fn ended(&self, place: u32, number: u64, outcome: CommandOutcome) -> Result<(), String>;
 }
 

@@ -129,13 +129,13 @@ fn of_one_queue() -> Auditor {
     auditor
 }
 
-/// The controller fetches a command from entry `index`.
+/// Lets the controller fetch a command from entry `index`.
 fn fetch(auditor: &mut Auditor, index: u32, cid: u16) {
     let sqe = nvm::read(NS, Lba(0), 1).with_cid(Cid(cid));
     auditor.fetched(1, index, &sqe, &|_| None);
 }
 
-/// The controller posts to entry `index` of the first pass.
+/// Lets the controller post to entry `index` of the first pass.
 fn post(auditor: &mut Auditor, index: u32, cid: u16, sqhd: u16) {
     let cqe = Cqe {
         dw0: 0,

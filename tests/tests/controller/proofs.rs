@@ -57,7 +57,7 @@ impl RegisterAccess for Moody {
     fn write64(&self, _at: u32, _value: u64) {}
 }
 
-/// RDY, CFS and SHST of every value.
+/// Returns every combination of RDY, CFS and SHST.
 fn every_status() -> impl Iterator<Item = Csts> {
     (0..16).map(|bits| {
         let mut csts = Csts(0);

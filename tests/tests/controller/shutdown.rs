@@ -25,7 +25,7 @@ fn enabled() -> (Properties, Cc) {
     (bar, cc)
 }
 
-/// A look again soon.
+/// True if the machine wants to look again soon.
 fn is_wait(step: Result<ShutdownStep, BringupError>, now_ns: u64) -> bool {
     let Ok(ShutdownStep::Wait { until_ns }) = step else {
         return false;

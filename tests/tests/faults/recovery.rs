@@ -15,7 +15,8 @@ const TARGET: (Qid, Cid) = (Qid(3), Cid(0x1234));
 
 type Admin<'a> = QueuePair<'a, u32, Vec<CommandSlot<u32>>>;
 
-/// An admin queue of four slots, its controller, and what is in flight there for another caller.
+/// Runs a test with an admin queue of four slots, its controller, and commands in flight there for
+/// another caller.
 fn with_admin(others: u32, test: impl FnOnce(&mut Admin<'_>, &mut Hand<'_>, Vec<Cid>)) {
     let rig = Rig::of(Qid::ADMIN, 8, 4, 0, 0);
     let slots = (0..4).map(|_| CommandSlot::new()).collect();
@@ -34,7 +35,7 @@ fn with_admin(others: u32, test: impl FnOnce(&mut Admin<'_>, &mut Hand<'_>, Vec<
     test(&mut admin, &mut hand, cids);
 }
 
-/// Queue `qid` of the controller whose admin queue this is.
+/// Returns queue `qid` of the controller to which the admin queue belongs.
 fn queue(qid: Qid, admin: &Hand<'_>) -> Rig {
     let rig = Rig::of(qid, 4, 3, 1, 0);
     rig.state().init(admin.rig().identity(), 0);
@@ -60,7 +61,7 @@ fn step(
     attempt.step(admin, in_flight, now_ns, |other| panic!("{other:?}"))
 }
 
-/// A look again soon, and not after `deadline_ns`.
+/// True if the machine wants to look again soon, and not after `deadline_ns`.
 fn is_wait(step: RecoveryStep, now_ns: u64, deadline_ns: u64) -> bool {
     let RecoveryStep::Wait { until_ns } = step else {
         return false;

@@ -95,7 +95,7 @@ fn anchors(text: &str) -> Vec<String> {
     found
 }
 
-/// `path` without `.` and `..`.
+/// Returns `path` without `.` and `..`.
 fn normal(path: &Path) -> PathBuf {
     let mut parts = PathBuf::new();
     for part in path.components() {

@@ -10,7 +10,7 @@ fn root() -> PathBuf {
         .to_path_buf()
 }
 
-/// Every Rust file under `folder` of the workspace, as (path from the root, text).
+/// Returns every Rust file under `folder` of the workspace, as (path from the root, text).
 fn sources(folder: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut folders = vec![root().join(folder)];

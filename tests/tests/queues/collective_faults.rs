@@ -113,7 +113,7 @@ fn a_command_that_was_not_published_does_not_end() {
     assert_eq!((told, queue.in_flight()), (vec![first, second], 1));
 }
 
-/// The queue works from its beginning.
+/// Checks that the queue works from its beginning.
 fn keep_serving(rig: &Rig) {
     let mut queue = rig.collective(LoneThread);
     let mut hand = Hand::new(rig);

@@ -16,7 +16,7 @@ fn command(tag: u32) -> MemberCommand<'static> {
     MemberCommand::new(sqe, CommandData::None, tag).wanting_dw0(tag.is_multiple_of(3))
 }
 
-/// Dword 0 of the completion of `tag`, and of the command's end.
+/// Returns dword 0 of the completion of `tag`, and of the command's end.
 fn dw0(tag: u32) -> [u32; 2] {
     let sent = tag + 1000;
     [sent, if tag.is_multiple_of(3) { sent } else { 0 }]

@@ -54,7 +54,7 @@ fn tool() -> Command {
     Command::new(target_dir().join("release/nvme-gpu"))
 }
 
-/// The tokens that the tool makes.
+/// Checks the tokens that the tool makes.
 fn expect(model: &str, words: &[&str], tokens: &[u32]) -> Result<Counts, Failure> {
     let mut generate = tool();
     generate.args(["generate", model, "--json"]).args(words);

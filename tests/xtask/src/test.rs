@@ -303,7 +303,7 @@ fn preparation(stage: &str) -> String {
     format!("prepare-{stage}")
 }
 
-/// The counts that a stage in another process has printed.
+/// Returns the counts that a stage in another process has printed.
 fn counts_of(name: &str, done: &EndedProcess) -> Result<Counts, Failure> {
     let counts = done.text.lines().rev().find_map(Counts::of_total_line);
     let failed = Failure::new(format!("{name}: ended without a line of counts"));

@@ -76,7 +76,7 @@ fn rate(folder: &Path, cache: &str, seconds: u32) -> Result<f64, Failure> {
     rate_of(&text).ok_or_else(|| Failure::new(format!("bench says no rate:\n{text}")))
 }
 
-/// The rate of writes in the tool's JSON, in megabytes per second.
+/// Returns the rate of writes in the tool's JSON, in megabytes per second.
 fn rate_of(text: &str) -> Option<f64> {
     let (_, writes) = text.split_once("\"write\":{")?;
     let (_, rate) = writes.split_once("\"bw_bytes\":")?;

@@ -19,7 +19,8 @@ impl Arguments {
         self.0.first().map(String::as_str)
     }
 
-    /// Number `at`, as `4096` or `8GiB`, or `default` where there are fewer words.
+    /// Returns the number at position `at`, given as `4096` or `8GiB`; `default` if there are fewer
+    /// words.
     pub fn number<N: TryFrom<u64>>(&self, at: usize, default: N) -> Result<N> {
         let Some(word) = self.0.get(at) else {
             return Ok(default);

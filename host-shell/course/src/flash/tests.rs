@@ -32,7 +32,7 @@ fn heads(
     }
 }
 
-/// Attention of each query over its keys, computed by a second, simpler implementation.
+/// Compares the attention of each query over its keys with a second, simpler implementation.
 fn compare(shape: AttentionShape, counts: Option<&[u32]>) {
     let (of_queries, of_keys) = shape.elements();
     let queries = numbers(of_queries, 1);

@@ -38,7 +38,8 @@ fn job(name: PipelineName) -> PipelineJob {
     }
 }
 
-/// On a busy machine a command takes long: none times out unless its answer is dropped.
+/// Opens a store whose commands time out only if their answers are dropped: on a busy machine a
+/// command takes long.
 fn store(options: &str) -> Arc<Store> {
     let device = format!("sim:mem?size=4MiB{options}");
     let timeout = match options.contains("drop") {

@@ -72,7 +72,7 @@ pub struct SubmissionBatch<'a> {
 }
 
 impl SubmissionBatch<'_> {
-    /// Reason not to place a command that the queue itself may take.
+    /// Returns the reason not to place a command that the queue itself would accept.
     #[inline]
     fn refusal(&self, sqe: &Sqe) -> Option<QueueRefusal> {
         if let Some(cause) = &self.inner.failed_reset {

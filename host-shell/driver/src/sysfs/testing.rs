@@ -55,7 +55,7 @@ impl Tree {
         bytes
     }
 
-    /// A function in no IOMMU group, bound to `driver` (or none when it is empty).
+    /// Adds a function in no IOMMU group, bound to `driver` (or none when it is empty).
     pub fn without_group(&self, bdf: &str, config: &[u8], driver: &str) {
         if !self.host().exists("proc/self/mountinfo") {
             self.file("proc/self/mountinfo", "");
@@ -71,7 +71,7 @@ impl Tree {
         }
     }
 
-    /// A function in IOMMU group `group`, bound to `driver` (or none when it is empty).
+    /// Adds a function in IOMMU group `group`, bound to `driver` (or none when it is empty).
     pub fn function(&self, bdf: &str, config: &[u8], driver: &str, group: u32) {
         self.without_group(bdf, config, driver);
         let folder = format!("sys/bus/pci/devices/{bdf}");
@@ -96,7 +96,7 @@ impl Tree {
         self.link(&format!("sys/bus/pci/devices/{bdf}"), &target);
     }
 
-    /// An NVMe controller; with Linux's driver it is nvme0.
+    /// Adds an NVMe controller; with Linux's driver it is nvme0.
     pub fn controller(&self, bdf: &str, driver: &str, group: u32) {
         let config = Self::config(0x144D, 0xA80A, crate::pci::CLASS_NVME);
         self.function(bdf, &config, driver, group);
@@ -133,7 +133,7 @@ impl Tree {
         self.0.join(path).to_str().unwrap().to_owned()
     }
 
-    /// A disk of the controller nvme0 with its partitions.
+    /// Adds a disk of the controller nvme0 with its partitions.
     pub fn disk(&self, bdf: &str, name: &str, number: &str, parts: &[(&str, &str)]) {
         self.file(
             &format!("sys/bus/pci/devices/{bdf}/nvme/nvme0/{name}/dev"),

@@ -40,7 +40,7 @@ impl Sparse {
         block[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// A number whose halves lie apart.
+    /// Writes a number whose halves lie apart.
     fn halves(&mut self, block: u64, low: usize, high: usize, value: u64) {
         self.put(block, low, &(value as u32).to_le_bytes());
         self.put(block, high, &((value >> 32) as u32).to_le_bytes());

@@ -34,7 +34,7 @@ impl Folder {
         fs::write(path, bytes).unwrap();
     }
 
-    /// A file of `bytes` bytes with data at each of `parts`.
+    /// Writes a file of `bytes` bytes with data at each of `parts`.
     pub fn sparse(&self, name: &str, bytes: u64, parts: impl Iterator<Item = (u64, u8, usize)>) {
         let file = fs::File::create(self.files().join(name)).unwrap();
         file.set_len(bytes).unwrap();
@@ -127,7 +127,7 @@ pub fn read(volume: &Ext4<Vec<u8>>, inode: &FileInode) -> nvme_ext4::Result<Vec<
     Ok(data)
 }
 
-/// Everything under the root that can be reached, up to `most` files, each directory once.
+/// Returns everything under the root that can be reached, up to `most` files, each directory once.
 pub fn walk(volume: &Ext4<Vec<u8>>, most: usize) -> nvme_ext4::Result<Vec<(PathBuf, FileInode)>> {
     let mut found = Vec::new();
     let mut seen = std::collections::HashSet::new();

@@ -329,7 +329,7 @@ mod onto_a_store {
     use nvme_store::StoreOptions;
     use std::ops::ControlFlow;
 
-    /// On a busy machine a command takes long; with this time-out none expires.
+    /// Opens a store whose commands do not time out, however busy the machine is.
     fn open(device: &str) -> Store {
         let options = StoreOptions {
             timeout: std::time::Duration::from_secs(120),

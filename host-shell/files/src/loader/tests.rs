@@ -344,7 +344,7 @@ fn tensors_are_found_by_their_names() {
     assert!(loader.path().mover.contains("threads of the store"));
 }
 
-/// The manifest of the first `bytes` bytes of what `fill` writes.
+/// Returns the manifest of the first `bytes` bytes that `fill` writes.
 fn manifest(bytes: u64) -> Manifest {
     let data: Vec<u8> = (0..bytes).map(byte).collect();
     let mut go_on = |_, _| std::ops::ControlFlow::Continue(());

@@ -223,7 +223,7 @@ fn digits(dice: &mut Dice, text: &mut String) {
     text.push_str(dice.of(&["", "", ".", ",", " ", "%", "e", "-", "/"]));
 }
 
-/// One character many times.
+/// Appends one character many times.
 fn run(dice: &mut Dice, text: &mut String) {
     let one = dice.of(&[
         " ", "\n", "\t", "a", "A", "ab", "=", "-", "#", "'", "\u{300}", "\u{2581}", "\u{4e2d}",

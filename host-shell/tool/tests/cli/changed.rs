@@ -2,7 +2,7 @@
 
 use crate::common::{Folder, Place, bytes};
 
-/// The command fails with exit code 2, and its last line says `says`.
+/// Checks that the command fails with exit code 2, and that its last line says `says`.
 fn fails(folder: &Folder, arguments: &[&str], says: &str) {
     let ran = folder.run(arguments);
     assert_eq!(ran.code, 2, "{arguments:?}: {}", ran.stderr);

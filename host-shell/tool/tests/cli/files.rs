@@ -17,7 +17,7 @@ pub fn unpack(folder: &Folder, seed: &str, name: &str) -> Vec<u8> {
     image
 }
 
-/// `ext4.img` and `two.safetensors` for commands that read.
+/// Writes `ext4.img` and `two.safetensors` for commands that read.
 pub fn write_image(folder: &Folder) {
     unpack(folder, "plain", "ext4.img");
     let header =

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Exit code, standard output and standard error.
+/// Runs the tool; returns exit code, standard output and standard error.
 fn run(folder: &Folder, words: &[&str]) -> (Option<i32>, String, String) {
     let output = folder.command().args(words).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -5,7 +5,7 @@ use crate::common::{Folder, Place};
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
-/// Exit code, standard output and standard error.
+/// Runs the tool; returns exit code, standard output and standard error.
 fn run(folder: &Folder, words: &[&str]) -> (Option<i32>, String, String) {
     let output = folder.command().args(words).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -35,7 +35,7 @@ fn safetensors(name: &str, bytes: usize) -> Vec<u8> {
     file
 }
 
-/// Two files and their index; the bytes of both.
+/// Writes two files and their index; returns the bytes of both.
 fn model(folder: &Folder) -> [Vec<u8>; 2] {
     let index = r#"{"metadata":{},"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors"}}"#;
     std::fs::write(folder.path("model.safetensors.index.json"), index).unwrap();

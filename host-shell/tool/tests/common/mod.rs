@@ -278,7 +278,7 @@ pub fn binary() -> Command {
 /// job control, some signals are ignored, and programs inherit that.
 pub const WITH_SIGNALS: [&str; 2] = ["env", "--default-signal=HUP,INT,TERM"];
 
-/// Ctrl-C.
+/// Interrupts the process as Ctrl-C does.
 pub fn interrupt(child: &Child) {
     kill_process(Pid::from_child(child), Signal::INT).unwrap();
 }

@@ -37,7 +37,7 @@ pub fn command(folder: &Folder, fault: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// Standard output of a run that succeeds.
+/// Runs a command that must succeed; returns its standard output.
 pub fn ok(folder: &Folder, arguments: &[&str]) -> String {
     let output = run(folder, "", arguments);
     let error = String::from_utf8_lossy(&output.stderr);

@@ -85,7 +85,7 @@ impl Controller {
         controller
     }
 
-    /// Everything but the disk and the memory of the client.
+    /// Resets everything but the disk and the memory of the client.
     pub fn reset(&mut self) {
         self.registers = BTreeMap::from([
             (0x00, CAP as u32),
@@ -235,7 +235,7 @@ impl Controller {
         self.store(address + 14, &cqe[14..]);
     }
 
-    /// Dword 0 and status, or `None` for a command that stays open.
+    /// Executes a command; returns dword 0 and status, or `None` for a command that stays open.
     fn execute(&mut self, qid: usize, sqe: &[u8; 64]) -> Option<(u32, u16)> {
         if qid > 0 {
             *self.executed.entry(sqe[0]).or_default() += 1;

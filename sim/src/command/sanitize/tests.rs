@@ -238,7 +238,7 @@ fn commands_are_answered_as_the_specification_says_while_it_runs() {
     assert_eq!(driver.admin(admin::format_nvm(one, 0, 0)), Ok(0));
 }
 
-/// Dword 0 of the commands above that succeed.
+/// Returns dword 0 of those commands above that succeed.
 fn driver_dw0(sqe: &Sqe) -> u32 {
     match sqe.opcode() {
         opcode::GET_FEATURES => 0x0003_0003,

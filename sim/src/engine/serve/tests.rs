@@ -26,7 +26,7 @@ fn with(what: Fault, nth: u64) -> Driver {
     Driver::with_queue(config)
 }
 
-/// Three reads in one batch, and the completions of a first and a second step.
+/// Submits three reads in one batch; returns the completions of a first and a second step.
 fn three(driver: &mut Driver) -> (Done, Done) {
     let read = |page: u64| read().with_prps(DATA + page * 4096, 0);
     let first = driver.push(1, read(0));

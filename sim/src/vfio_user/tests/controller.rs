@@ -25,7 +25,7 @@ pub fn identify() -> Sqe {
     identify_to(0)
 }
 
-/// Identify into a page of the data.
+/// Returns an Identify into a page of the data.
 fn identify_to(page: u64) -> Sqe {
     let sqe = admin::identify(admin::cns::CONTROLLER, Nsid::NONE);
     sqe.with_prps(BASE + DATA + page * 4096, 0)

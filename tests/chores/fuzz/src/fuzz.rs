@@ -73,7 +73,7 @@ pub fn command(args: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// Every target for a slice.
+/// Runs every target for a short time.
 pub fn stage() -> Result<Counts, Failure> {
     run(&build()?, &targets()?, SLICE)
 }

@@ -27,7 +27,7 @@ pub struct Threads<'a> {
 }
 
 impl<'a> Threads<'a> {
-    /// Two views of one queue, with `cells` result cells.
+    /// Makes two views of one queue, with `cells` result cells.
     pub fn new(plan: QueuePlan, lanes: [SharedQueue<'a>; 2], cells: u32) -> Self {
         Self {
             plan,

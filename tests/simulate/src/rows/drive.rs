@@ -156,7 +156,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// The controller is proved to have stopped: the queues end their commands.
+    /// Ends the commands of the queues, because the controller is proved to have stopped.
     fn release(&mut self, proof: &Quiesced<'_>) {
         while self.admin.reclaim(proof).is_some() {}
         self.admin.restart(proof);

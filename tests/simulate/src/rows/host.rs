@@ -49,7 +49,7 @@ impl Writer {
         }
     }
 
-    /// The controller is reset by the next look.
+    /// Lets the next look reset the controller.
     pub fn ask_for_reset(&mut self) {
         self.has_lost = true;
     }
@@ -60,7 +60,7 @@ impl Writer {
 }
 
 impl World<'_> {
-    /// A look for trouble, or the next step of a recovery.
+    /// Looks for trouble, or takes the next step of a recovery.
     pub(super) fn watch(&mut self) -> Result<(), Failure> {
         match self.host {
             Host::Watches if self.gate.has_trouble() || self.writer.has_lost => {

@@ -38,7 +38,7 @@ impl Table {
         (*issued, words(lba, *issued).collect())
     }
 
-    /// The write of `version` has ended well.
+    /// Notes that the write of `version` has succeeded.
     pub fn commit(&mut self, lba: u32, version: u32) {
         self.committed[lba as usize] = version;
     }

@@ -17,7 +17,7 @@ fn with(driver: &str) -> Tree {
     tree
 }
 
-/// Configuration space of the controller with a PCI Express capability.
+/// Returns the configuration space of the controller with a PCI Express capability.
 fn express(capable: u32, trained: u16, control: u16, control2: u16) -> Vec<u8> {
     let mut bytes = Tree::config(0x144D, 0xA80A, nvme_driver::pci::CLASS_NVME);
     bytes[6] = 0x10;

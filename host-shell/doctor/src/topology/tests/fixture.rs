@@ -19,7 +19,7 @@ impl<'t> Traits<'t> {
         words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
     }
 
-    /// Generation and lanes of `link=TRAINED` or `link=TRAINED/CAPABLE`: 4x16.
+    /// Returns generation and lanes of `link=TRAINED` or `link=TRAINED/CAPABLE`, which are written like 4x16.
     fn links(&self) -> Option<[(u8, u8); 2]> {
         let one = |text: &str| {
             let (generation, lanes) = text.split_once('x').unwrap();
@@ -127,7 +127,7 @@ fn function(tree: &Tree, kind: &str, bdf: &str, traits: &Traits<'_>, is_user: bo
     }
 }
 
-/// The PCI Express capability at 80h.
+/// Writes the PCI Express capability at 80h.
 fn express(config: &mut [u8], port: u8, links: Option<[(u8, u8); 2]>) {
     config[6] = 0x10;
     config[0x34] = 0x80;

@@ -147,7 +147,7 @@ fn holders_in_a_circle_end() {
     assert_eq!(users(&tree).len(), 2);
 }
 
-/// A second controller nvme1 of the subsystem of nvme0, with a disk.
+/// Adds a second controller nvme1 of the subsystem of nvme0, with a disk.
 fn second(tree: &Tree, disk: &str, nsid: &str, wwid: &str) {
     let own = format!("sys/bus/pci/devices/{BDF}/nvme/nvme0");
     for (folder, disk, nsid, wwid) in [

@@ -59,7 +59,7 @@ impl Part {
     }
 }
 
-/// Part `number`, from 0 on, of three with the tensors a; b and c; d.
+/// Returns part `number`, from 0 on, of three with the tensors a; b and c; d.
 fn part(number: u16) -> Part {
     let names: [&[&str]; 3] = [&["a"], &["b", "c"], &["d"]];
     Part {
