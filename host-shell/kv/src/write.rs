@@ -77,7 +77,12 @@ impl<M: BlockMedium> PageStore<M> {
 
     fn store_together(&self, pages: &[(PageKey, &[u8])]) -> Vec<Result<StoreOutcome>> {
         let mut results: Vec<_> = pages.iter().map(|_| Ok(StoreOutcome::NoRoom)).collect();
-        let mut claim = self.claim(pages, &mut results);
+        // Before the lock is taken: it takes 0.2 ms for a megabyte, and lookups of others wait for the lock.
+        let checksums: Vec<_> = pages
+            .iter()
+            .map(|(_, page)| payload_checksum(page))
+            .collect();
+        let mut claim = self.claim(pages, &checksums, &mut results);
         let failed_flushes = self.failed_flushes();
         self.write(pages, &mut claim, &mut results);
         if claim.pages.is_empty() {
@@ -103,6 +108,7 @@ impl<M: BlockMedium> PageStore<M> {
     fn claim(
         &self,
         pages: &[(PageKey, &[u8])],
+        checksums: &[u64],
         results: &mut [Result<StoreOutcome>],
     ) -> SlotClaim<'_, M> {
         let mut claim = SlotClaim {
@@ -143,7 +149,7 @@ impl<M: BlockMedium> PageStore<M> {
                 let record = PageRecord {
                     key,
                     generation: state.generation(),
-                    checksum: payload_checksum(payload),
+                    checksum: checksums[number],
                     slot,
                     length: payload.len() as u32,
                 };

@@ -188,10 +188,29 @@ def test_a_drive_that_fails_makes_misses_in_vllm(vllm):
     for number, key in enumerate(keys * 2):
         tier.submit_load(job(number, [key], [number % 8]))
         (done,) = ended(tier)
-        # A failed key is not asked for again and again.
+        # A failed key is not asked for again and again, until vLLM has computed and stored it.
         assert done.success == (tier.lookup(key, None) is LookupResult.HIT)
         assert done.success or done.successful_keys is None
     assert tier.lookup(keys[-1], None) is LookupResult.MISS
+    tier.submit_store(job(1, keys[-1:], [0]))
+    (done,) = ended(tier)
+    assert done.success and tier.lookup(keys[-1], None) is LookupResult.HIT
+    tier.shutdown()
+
+
+def test_a_job_of_vllm_that_fails_as_a_whole_is_reported(vllm, device, monkeypatch):
+    _, chunks = view()
+    tier = vllm.NvmeTier(spec(), chunks, "nvme", device=device)
+
+    def panicked(self, timeout=None):
+        raise nvme_gpu.NvmeGpuError("a thread of the library panicked", code="internal")
+
+    tier.submit_store(job(1, [b"key", b"another"], [0, 1]))
+    tier.drain_jobs()
+    with monkeypatch.context() as patched:
+        patched.setattr(nvme_gpu.PendingPages, "result", panicked)
+        (done,) = tier.get_finished_jobs()
+    assert not done.success and done.transfer_bytes == 0 and not tier.has_pending_work()
     tier.shutdown()
 
 
@@ -252,6 +271,23 @@ def sglang(monkeypatch):
     members = {"HiCacheStorage": object, "PoolHitPolicy": PoolHitPolicy, "PoolName": PoolName, "PoolTransferResult": PoolTransferResult}
     modules(monkeypatch, {"sglang.srt.mem_cache.hicache_storage": members})
     return adapter("sglang")
+
+
+def test_formats_of_sglang_that_are_stored_as_bytes(sglang, device):
+    """Pools of the host have uint8 for each FP8; those of the GPU have the format."""
+
+    def opened(form, **options):
+        pool = HostPool(None, 2, 1024)
+        pool.dtype, pool.device_pool = "torch.uint8", SimpleNamespace(dtype=form)
+        return pool, hicache(sglang, device, (pool, HostPool(None, 2, 100)), **options)
+
+    with pytest.raises(nvme_gpu.Usage, match="kv_format"):
+        opened("torch.uint8")
+    for form, found in (("float8_e4m3fn", False), ("float8_e4m3fn", True), ("float8_e5m2", False)):
+        pool, storage = opened(form)
+        assert storage.exists("key") == found
+        assert storage.set("key", pool.get_data_page(0))
+        storage.close()
 
 
 def hicache(sglang, device, pools, tp=(0, 1), mla=False, **options):
@@ -373,17 +409,29 @@ class MemoryObject:
 @dataclass
 class Cpu:
     made: list[MemoryObject] = field(default_factory=list)
+    room: int = 1000
+    is_closed: bool = False
+
+    def close(self):
+        self.is_closed = True
 
     def allocate(self, shapes, dtypes, form, busy_loop):
         assert form == "KV_2LTD"
+        if len(self.made) >= self.room:
+            assert not busy_loop, "it would wait for what its caller holds"
+            return None
         size = sum(shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes))
         self.made.append(MemoryObject(memoryview(bytearray(size)), shapes))
         return self.made[-1]
 
 
+class Dtype(str):
+    itemsize = 2
+
+
 METADATA = SimpleNamespace(
-    get_shapes=lambda tokens=16: [Shape((2, 4, tokens, 32))], get_dtypes=lambda: [SimpleNamespace(itemsize=2)],
-    kv_dtype="bfloat16", use_mla=False, model_name="model", worker_id=0, world_size=1, chunk_size=16,
+    get_shapes=lambda tokens=16: [Shape((2, 4, tokens, 32))], get_dtypes=lambda: [Dtype("torch.bfloat16")],
+    use_mla=False, model_name="model", worker_id=0, world_size=1, chunk_size=16,
 )  # fmt: skip
 TOKEN = 2 * 4 * 32 * 2
 
@@ -446,17 +494,59 @@ def test_chunks_of_lmcache_are_found_after_a_restart(lmcache, device, loop):
     def run(coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
+    assert run(backend.batched_async_contains("id", keys)) == 4
+    assert run(backend.batched_async_contains("id", keys, True)) == 4 and len(backend._lookups) == 1
     assert len(run(backend.batched_get_non_blocking("id", [keys[0], keys[5], keys[1]]))) == 1
-    # What comes behind a chunk that is not there is given back.
-    assert backend.local_cpu_backend.made[-1].references == 0
-    assert run(backend.batched_async_contains("id", keys, True)) == 4 and backend.contains(keys[0], pin=True)
+    # What comes behind a chunk that is not there is given back, and the pins of the lookup are.
+    assert backend.local_cpu_backend.made[-1].references == 0 and not backend._lookups
+    for number in range(1500):
+        run(backend.batched_async_contains(f"aborted {number}", keys, True))
+    assert len(backend._lookups) == 1024
+    assert backend.contains(keys[0], pin=True) and backend.batched_contains(keys, pin=True) == 4
     assert backend.unpin(keys[0]) and backend.unpin(keys[0]) and not backend.unpin(keys[0]) and not backend.pin(keys[5])
     backend.touch_cache()
     assert backend.remove(keys[0]) and not backend.remove(keys[0]) and backend.batched_contains(keys) == 0
+    # A request that has more chunks than there is memory does not wait for itself.
+    backend.local_cpu_backend.room = len(backend.local_cpu_backend.made) + 1
+    assert [one is not None for one in backend.batched_get_blocking(keys[1:3])] == [True, False]
     backend.close()
-    with pytest.raises(nvme_gpu.Usage, match="closed"):
-        backend.contains(keys[0])
+    assert not backend.contains(keys[0]) and not backend.pin(keys[0]) and not backend.remove(keys[0])
+    assert backend.batched_submit_put_task(keys, chunks) is None and backend.batched_get_blocking(keys[:2]) == [None, None]
+    assert run(backend.batched_get_non_blocking("id", keys)) == [] and run(backend.batched_async_contains("id", keys, True)) == 0
     backend.close()
+
+
+def test_lmcache_frees_its_memory_after_the_last_transfer(lmcache, loop):
+    """LMCache closes its memory first; its buffers do not own what they point to."""
+    backend = plugin(lmcache, "sim:mem?size=4MiB&latency=200ms", loop)
+    memory, chunks = backend.local_cpu_backend, [chunk(number) for number in range(8)]
+    futures = backend.batched_submit_put_task([Key(number) for number in range(8)], chunks)
+    memory.close()
+    assert memory.is_closed and not any(not move.pending.done() for move in backend._moves)
+    futures[0].result(60)
+    assert {one.references for one in chunks} == {1} and not backend._moves
+    backend.close()
+
+
+def test_a_wait_of_lmcache_that_is_ended_gives_memory_back_later(lmcache, loop, monkeypatch):
+    backend = plugin(lmcache, "sim:mem?size=4MiB&latency=100ms", loop)
+    backend.batched_submit_put_task([Key(1)], [chunk(1)])[0].result(60)
+
+    def interrupted(self, timeout=None):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(nvme_gpu.PendingPages, "result", interrupted)
+        backend.get_blocking(Key(1))
+    (held,) = backend.local_cpu_backend.made
+    assert held.references == 1, "a thread may still write it"
+    coroutine = backend.batched_get_non_blocking("id", [Key(1)])
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    while len(backend._moves) < 2:
+        pass
+    future.cancel()
+    backend.close()
+    assert held.references == 0 and backend.local_cpu_backend.made[1].references <= 1
 
 
 def test_a_damaged_chunk_is_a_miss_in_lmcache(lmcache, device, loop, tmp_path, caplog):
@@ -474,15 +564,35 @@ def test_a_damaged_chunk_is_a_miss_in_lmcache(lmcache, device, loop, tmp_path, c
     backend.close()
 
 
-def test_options_of_lmcache_that_cannot_be(lmcache, device, loop):
+def of(**changed):
+    return SimpleNamespace(**{**vars(METADATA), **changed})
+
+
+def test_the_format_of_bytes_is_in_the_fingerprint(lmcache, device, loop):
+    """LMCache and vLLM store each FP8 as uint8."""
+    fp8 = of(get_dtypes=lambda: [Dtype("torch.uint8")])
+    backend = plugin(lmcache, device, loop, fp8, kv_format="fp8_e4m3")
+    backend.batched_submit_put_task([Key(1)], [chunk(1)])[0].result(60)
+    backend.close()
+    for form, found in (("fp8_e4m3", True), ("fp8_e5m2", False)):
+        backend = plugin(lmcache, device, loop, fp8, kv_format=form)
+        assert backend.contains(Key(1)) == found
+        backend.close()
+
+
+def test_options_of_lmcache_that_cannot_be(lmcache, device, loop, caplog):
     for word, call in (
         ("devise", lambda: plugin(lmcache, device, loop, devise=1)),
         ("layer by layer", lambda: plugin(lmcache, device, loop, layerwise=True)),
         ("no configuration", lambda: lmcache.NvmeBackend()),
-        ("nbytes", lambda: plugin(lmcache, device, loop, SimpleNamespace(**{**vars(METADATA), "world_size": 2})).contains(Key(1))),
+        ("kv_format", lambda: plugin(lmcache, device, loop, of(get_dtypes=lambda: [Dtype("torch.uint8")]))),
     ):
         with pytest.raises(nvme_gpu.Usage, match=word):
             call()
+    # What shows later is logged once, and LMCache goes on without the pages.
+    broken = plugin(lmcache, device, loop, of(world_size=2))
+    assert not broken.contains(Key(1)) and broken.batched_contains([Key(1)]) == 0 and "nbytes" in broken._failure
+    assert caplog.text.count("2 ranks") == 1
     backend = plugin(lmcache, device, loop)
     assert backend.batched_submit_put_task([], []) is None
     with pytest.raises(TypeError):

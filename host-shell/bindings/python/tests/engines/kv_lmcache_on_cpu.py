@@ -69,10 +69,12 @@ def main(folder):
         file.seek(file.read().index(bytes(chunks[3].byte_array[:4096])) + 77)
         file.write(b"\xff\xfe")
     assert backend.contains(keys[3]) and backend.get_blocking(keys[3]) is None and not backend.contains(keys[3])
+    # LMCache frees its memory before it closes its back ends.
+    further = [CacheEngineKey("model", 1, 0, number, torch.bfloat16) for number in range(100, 116)]
+    assert backend.batched_submit_put_task(further, chunks)
+    memory.close()
     backend.close()
     print(json.dumps({"chunks": 16, "ways": len(ways), "damaged_is_a_miss": True}))
-    for chunk in chunks:
-        chunk.ref_count_down()
 
 
 main(sys.argv[1])

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,13 +18,15 @@ from .._store import Store, open
 
 class AreaOptions(NamedTuple):
     """``device``: as for :func:`nvme_gpu.open`. ``offset``, ``nbytes``: the area of the first rank; rank N has the one that
-    begins N times ``nbytes`` further on. ``revision``: of the model's weights, which engines do not tell. ``create``: as for
-    :class:`PageStore`. The others are those of :func:`nvme_gpu.open`."""
+    begins N times ``nbytes`` further on. ``revision``: of the model's weights, which engines do not tell. ``kv_format``: that
+    of the cache's elements, as ``"fp8_e5m2"``, for engines that say uint8. ``create``: as for :class:`PageStore`. The others
+    are those of :func:`nvme_gpu.open`."""
 
     device: str
     offset: int = 0
     nbytes: int | None = None
     revision: str = ""
+    kv_format: str = ""
     create: Any = "auto"
     allow_write: bool = False
     queues: int = 8
@@ -43,6 +46,15 @@ class AreaOptions(NamedTuple):
         if not isinstance(device, str) or not device:
             raise Usage(f"{where} names no device", 'add "device": "file:PATH", or the name of a drive')
         return cls(**options)
+
+    def dtype(self, *names: object) -> str:
+        """The element formats as a field of the fingerprint.
+
+        Raises :class:`Usage` for bytes of which nothing tells the format.
+        """
+        if not self.kv_format and all(str(name) in ("", "None", "torch.uint8", "uint8") for name in names):
+            raise Usage("the engine stores keys and values as uint8 and does not tell the format", "set kv_format to its name")
+        return " ".join([*map(str, names), self.kv_format])
 
     def open(self, rank: int, ranks: int, page_bytes: int, **fingerprint: Any) -> PageStore:
         """The page store of rank ``rank`` of ``ranks`` that share the device. Closing its store closes it."""
@@ -73,6 +85,11 @@ class AreaOptions(NamedTuple):
         except BaseException:
             store.close()
             raise
+
+
+def versions(*packages: str) -> list[str]:
+    """Versions of the packages that are loaded: what lies in a page may change between them, and nothing else tells."""
+    return [f"{name} {getattr(sys.modules[name], '__version__', '')}" for name in packages if name in sys.modules]
 
 
 def digest(value: Any) -> str:

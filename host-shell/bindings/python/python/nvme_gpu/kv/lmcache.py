@@ -16,25 +16,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
-from .._errors import NvmeGpuError, PageMiss, Usage, listed
+from .._errors import NvmeGpuError, Usage, listed
 from .._pages import PagePins, PageStore, PendingPages
-from ._areas import AreaOptions, close, digest
+from ._areas import AreaOptions, close, digest, versions
 
 _LOG = logging.getLogger("nvme_gpu")
 _PREFIX = "nvme_gpu."
+_MOST_LOOKUPS = 1024
+"""Lookups whose chunks stay pinned until they are loaded."""
 
 
 class NvmeBackend(StoragePluginInterface):
     """Chunks of LMCache on a drive. Any thread of LMCache may call.
 
-    Raises :class:`Usage` for options that are not known, and for layerwise caches, whose chunks have other shapes.
+    Raises :class:`Usage` for options that are not known, for layerwise caches, whose chunks have other shapes, and for caches
+    of bytes (FP8) without ``kv_format``.
     """
 
     def __init__(
@@ -54,62 +58,95 @@ class NvmeBackend(StoragePluginInterface):
             name[len(_PREFIX) :]: value for name, value in (config.extra_config or {}).items() if name.startswith(_PREFIX)
         }
         self._options = AreaOptions.of(options, "extra_config of LMCache")
+        self._options.dtype(*metadata.get_dtypes())
         self._lock = threading.Lock()
         self._opened: PageStore | None = None
         self._is_closed = False
         self._putting: set[Any] = set()
+        self._moves: set[_Move] = set()
         self._pins: dict[Any, list[PagePins]] = {}
+        self._lookups: OrderedDict[str, list[PagePins]] = OrderedDict()
+        self._failure: str | None = None
+        # LMCache frees its memory first, and threads of ours may still read and write it then.
+        freeing = local_cpu_backend.close
+
+        def close_memory() -> None:
+            self.close()
+            freeing()
+
+        local_cpu_backend.close = close_memory
 
     def __str__(self) -> str:
         return "NvmeBackend"
 
-    def _pages(self) -> PageStore:
+    def _pages(self) -> PageStore | None:
+        """The page store; None where it cannot be opened, which is logged once: LMCache goes on without it."""
         # LMCache learns the shapes of a chunk from its engine after it has made this object.
         with self._lock:
-            if self._is_closed:
-                raise Usage("the storage plugin is closed", "do not use it after close()")
-            if self._opened is None:
-                of = self.metadata
-                shapes, dtypes = of.get_shapes(), of.get_dtypes()
-                layout = {
-                    "shapes": [list(shape) for shape in of.get_shapes(1)],
-                    "dtypes": [str(dtype) for dtype in dtypes],
-                    "mla": of.use_mla,
-                }
-                self._opened = self._options.open(
-                    of.worker_id,
-                    of.world_size,
-                    _nbytes(shapes, dtypes),
-                    model=of.model_name,
-                    dtype=str(of.kv_dtype),
-                    layout=digest(layout),
-                    block_tokens=of.chunk_size,
-                    parallel_rank=f"{of.worker_id} of {of.world_size}",
-                    hash_algorithm=str(getattr(self.config, "pre_caching_hash_algorithm", "")),
-                )
-                _LOG.info("LMCache: %s", self._opened.stats())
+            if self._opened is None and not self._is_closed and self._failure is None:
+                try:
+                    self._opened = self._open()
+                    _LOG.info("LMCache: %s", self._opened.stats())
+                except NvmeGpuError as error:
+                    self._failure = str(error)
+                    _LOG.error("LMCache: the pages on the drive are not used: %s", error)
             return self._opened
 
-    def _keys(self, keys: Sequence[Any]) -> list[bytes]:
-        return self._pages().keys([key.to_string().encode() for key in keys])
+    def _open(self) -> PageStore:
+        of = self.metadata
+        shapes, dtypes = of.get_shapes(), of.get_dtypes()
+        layout = {
+            "shapes": [list(shape) for shape in of.get_shapes(1)],
+            "dtypes": [str(dtype) for dtype in dtypes],
+            "mla": of.use_mla,
+            "versions": versions("lmcache", "vllm", "sglang"),
+        }
+        return self._options.open(
+            of.worker_id,
+            of.world_size,
+            _nbytes(shapes, dtypes),
+            model=of.model_name,
+            dtype=self._options.dtype(*dtypes),
+            layout=digest(layout),
+            block_tokens=of.chunk_size,
+            parallel_rank=f"{of.worker_id} of {of.world_size}",
+            hash_algorithm=str(getattr(self.config, "pre_caching_hash_algorithm", "")),
+        )
+
+    @staticmethod
+    def _keys(pages: PageStore, keys: Sequence[Any]) -> list[bytes]:
+        # LMCache's text of tags is ambiguous where they contain its separators.
+        return pages.keys([f"{key.to_string()}\0{getattr(key, 'tags', None)!r}".encode() for key in keys])
 
     # ---- what is there
 
     def contains(self, key: Any, pin: bool = False) -> bool:
         """Whether the chunk is found; with ``pin`` it stays until ``unpin``."""
-        return self.pin(key) if pin else self._pages().contains(self._keys([key]))[0]
+        if pin:
+            return self.pin(key)
+        pages = self._pages()
+        return pages is not None and pages.contains(self._keys(pages, [key]))[0]
 
     def batched_contains(self, keys: list[Any], pin: bool = False) -> int:
         """How many of the first chunks are found."""
-        found = self._pages().contains(self._keys(keys))
-        count = next((number for number, one in enumerate(found) if not one), len(keys))
         if pin:
-            count = next((number for number in range(count) if not self.pin(keys[number])), count)
-        return count
+            return _leading(self.pin(key) for key in keys)
+        pages = self._pages()
+        return 0 if pages is None else _leading(pages.contains(self._keys(pages, keys)))
 
     async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:
-        """As :meth:`batched_contains`, which waits for nothing."""
-        return self.batched_contains(keys, pin)
+        """As :meth:`batched_contains`. Chunks that it pins stay until ``batched_get_non_blocking`` has loaded those of this
+        lookup, or until many later lookups have come."""
+        pages = self._pages()
+        if pages is None or not pin:
+            return self.batched_contains(keys)
+        pins = pages.pin_prefix(self._keys(pages, keys))
+        with self._lock:
+            self._lookups.setdefault(lookup_id, []).append(pins)
+            self._lookups.move_to_end(lookup_id)
+            oldest = self._lookups.popitem(last=False)[1] if len(self._lookups) > _MOST_LOOKUPS else []
+        _release(oldest)
+        return len(pins)
 
     def exists_in_put_tasks(self, key: Any) -> bool:
         """Whether the chunk is being stored."""
@@ -118,11 +155,15 @@ class NvmeBackend(StoragePluginInterface):
 
     def pin(self, key: Any) -> bool:
         """Keeps the chunk where it is; False where it is not found."""
-        pins = self._pages().pin_prefix(self._keys([key]))
-        if len(pins):
-            with self._lock:
-                self._pins.setdefault(key, []).append(pins)
-        return bool(len(pins))
+        pages = self._pages()
+        if pages is None:
+            return False
+        pins = pages.pin_prefix(self._keys(pages, [key]))
+        if not len(pins):
+            return False
+        with self._lock:
+            self._pins.setdefault(key, []).append(pins)
+        return True
 
     def unpin(self, key: Any) -> bool:
         """Takes one pin back; False where there is none."""
@@ -131,13 +172,13 @@ class NvmeBackend(StoragePluginInterface):
             pins = held.pop() if held else None
             if not held:
                 self._pins.pop(key, None)
-        if pins is not None:
-            pins.release()
+        _release([] if pins is None else [pins])
         return pins is not None
 
     def remove(self, key: Any, force: bool = True) -> bool:
         """Removes the chunk, durably."""
-        return bool(self._pages().remove(self._keys([key])))
+        pages = self._pages()
+        return pages is not None and bool(pages.remove(self._keys(pages, [key])))
 
     def touch_cache(self) -> None:
         """Nothing: a chunk counts as used when it is loaded."""
@@ -156,7 +197,10 @@ class NvmeBackend(StoragePluginInterface):
         on_complete_callback: Callable[[Any], None] | None = None,
     ) -> list[Future[None]] | None:
         """Starts to store chunks together; ``on_complete_callback`` is called for each that is found from now on."""
-        pages, names = self._pages(), self._keys(keys)
+        pages = self._pages()
+        if pages is None:
+            return None
+        names = self._keys(pages, keys)
         there = pages.contains(names)
         chosen = []
         with self._lock:
@@ -166,21 +210,21 @@ class NvmeBackend(StoragePluginInterface):
                     chosen.append((key, name, obj))
         if not chosen:
             return None
-        held: list[Any] = []
+        move = _Move([obj for _, _, obj in chosen])
+        for obj in move.objs:
+            obj.ref_count_up()
+        stored = [key for key, _, _ in chosen]
         try:
-            for _, _, obj in chosen:
-                obj.ref_count_up()
-                held.append(obj)
-            pending = pages.store_async([name for _, name, _ in chosen], [obj.byte_array for _, _, obj in chosen])
-            work = self._put([key for key, _, _ in chosen], held, pending, on_complete_callback)
-            return [asyncio.run_coroutine_threadsafe(work, self.loop)]
+            self._begin(move, pages.store_async, [name for _, name, _ in chosen])
+            return [asyncio.run_coroutine_threadsafe(self._put(stored, move, on_complete_callback), self.loop)]
         except BaseException:
-            self._put_ended([key for key, _, _ in chosen], held)
+            self._put_ended(stored, move)
             raise
 
-    async def _put(self, keys: list[Any], objs: list[Any], pending: PendingPages, ended: Callable[[Any], None] | None) -> None:
+    async def _put(self, keys: list[Any], move: _Move, ended: Callable[[Any], None] | None) -> None:
         try:
-            outcomes = await pending
+            assert move.pending is not None
+            outcomes = await move.pending
             self._log("stored", outcomes)
             for key, outcome in zip(keys, outcomes):
                 if ended is not None and outcome in ("stored", "present"):
@@ -189,13 +233,12 @@ class NvmeBackend(StoragePluginInterface):
                     except Exception:
                         _LOG.exception("LMCache: a callback failed for %s", key)
         finally:
-            self._put_ended(keys, objs)
+            self._put_ended(keys, move)
 
-    def _put_ended(self, keys: list[Any], objs: list[Any]) -> None:
+    def _put_ended(self, keys: list[Any], move: _Move) -> None:
         with self._lock:
             self._putting.difference_update(keys)
-        for obj in objs:
-            obj.ref_count_down()
+        self._end(move, move.objs)
 
     # ---- loading
 
@@ -205,31 +248,53 @@ class NvmeBackend(StoragePluginInterface):
 
     def batched_get_blocking(self, keys: list[Any]) -> list[Any]:
         """Each chunk, or None where it is to be computed."""
-        objs, pending = self._load(keys, True)
-        return self._loaded(objs, pending.result())
+        found, move = self._load(keys, True)
+        try:
+            outcomes = move.pending.result() if move.pending else []
+        except BaseException:
+            self._end(move, move.objs)
+            raise
+        return self._loaded(found, move, outcomes)
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: list[Any], transfer_spec: Any = None) -> list[Any]:
         """The first chunks, up to one that is to be computed."""
-        objs, pending = self._load(keys, False)
-        loaded = self._loaded(objs, await pending)
-        count = next((number for number, one in enumerate(loaded) if one is None), len(loaded))
+        try:
+            found, move = self._load(keys, False)
+            try:
+                outcomes = await move.pending if move.pending else []
+            except BaseException:
+                self._end(move, move.objs)
+                raise
+            loaded = self._loaded(found, move, outcomes)
+        finally:
+            with self._lock:
+                pins = self._lookups.pop(lookup_id, [])
+            _release(pins)
+        count = _leading(one is not None for one in loaded)
         for obj in loaded[count:]:
             if obj is not None:
                 obj.ref_count_down()
         return loaded[:count]
 
-    def _load(self, keys: list[Any], may_wait: bool) -> tuple[list[Any], PendingPages]:
+    def _load(self, keys: list[Any], may_wait: bool) -> tuple[list[Any], _Move]:
         """Memory for each chunk that is found, else None, and the reads into it."""
-        pages, names = self._pages(), self._keys(keys)
-        objs = [None if length is None else self._memory(length, may_wait) for length in pages.lengths(names)]
+        pages, move = self._pages(), _Move([])
+        found: list[Any] = [None] * len(keys)
+        if pages is None:
+            return found, move
+        names = self._keys(pages, keys)
         try:
-            there = [(name, obj) for name, obj in zip(names, objs) if obj is not None]
-            return objs, pages.load_async([name for name, _ in there], [obj.byte_array for _, obj in there])
+            for number, length in enumerate(pages.lengths(names)):
+                if length is not None:
+                    # LMCache waits without an end for memory, which this call may hold itself.
+                    found[number] = self._memory(length, may_wait and not move.objs)
+                    if found[number] is not None:
+                        move.objs.append(found[number])
+            self._begin(move, pages.load_async, [name for name, obj in zip(names, found) if obj is not None])
         except BaseException:
-            for obj in objs:
-                if obj is not None:
-                    obj.ref_count_down()
+            self._end(move, move.objs)
             raise
+        return found, move
 
     def _memory(self, length: int, may_wait: bool) -> Any:
         of = self.metadata
@@ -241,33 +306,82 @@ class NvmeBackend(StoragePluginInterface):
         form = MemoryFormat.KV_MLA_FMT if of.use_mla else MemoryFormat.KV_2LTD
         return self.local_cpu_backend.allocate(of.get_shapes(tokens), dtypes, form, busy_loop=may_wait)
 
-    def _loaded(self, objs: list[Any], outcomes: list[Any]) -> list[Any]:
+    def _loaded(self, found: list[Any], move: _Move, outcomes: list[Any]) -> list[Any]:
         self._log("loaded", outcomes)
-        rest = iter(outcomes)
-        found = []
-        for obj in objs:
-            if obj is not None and isinstance(next(rest), NvmeGpuError):
-                obj.ref_count_down()
-                obj = None
-            found.append(obj)
-        return found
+        failed = [obj for obj, outcome in zip(move.objs, outcomes) if isinstance(outcome, NvmeGpuError)]
+        self._end(move, failed)
+        return [None if any(obj is one for one in failed) else obj for obj in found]
+
+    # ---- memory of LMCache that is in use
+
+    def _begin(self, move: _Move, start: Callable[[list[bytes], list[Any]], PendingPages], names: list[bytes]) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise Usage("the storage plugin is closed", "do not use it after close()")
+            self._moves.add(move)
+            move.pending = start(names, [obj.byte_array for obj in move.objs])
+
+    def _end(self, move: _Move, objs: list[Any]) -> None:
+        """Gives ``objs`` back once the transfer has ended; the buffers of LMCache do not own their memory."""
+        if move.pending is not None and not move.pending.done():
+            # Of a wait that was ended by an exception.
+            move.left = objs
+            return
+        with self._lock:
+            self._moves.discard(move)
+            ended = [one for one in self._moves if one.left and one.pending is not None and one.pending.done()]
+            self._moves.difference_update(ended)
+        for obj in [*objs, *(obj for one in ended for obj in one.left)]:
+            obj.ref_count_down()
 
     def _log(self, word: str, outcomes: list[Any]) -> None:
-        failed = [one for one in outcomes if isinstance(one, NvmeGpuError) and not (isinstance(one, PageMiss) and one.code == "missing")]
+        failed = [one for one in outcomes if isinstance(one, NvmeGpuError) and one.code != "missing"]
         if failed or "no_room" in outcomes:
             full = ["all pages are in use"] * ("no_room" in outcomes)
             _LOG.warning("LMCache: of %d chunks some were not %s: %s", len(outcomes), word, listed([*map(str, failed), *full]))
 
     def close(self) -> None:
-        """Closes the area and its device; chunks that are being stored are stored to their end."""
+        """Waits for what is being stored and loaded, and closes the area and its device. A second call does nothing."""
         with self._lock:
             pages, self._opened, self._is_closed = self._opened, None, True
-            held, self._pins = self._pins, {}
-        for pins in held.values():
-            for one in pins:
-                one.release()
+            moves, held = list(self._moves), [*self._pins.values(), *self._lookups.values()]
+            self._pins.clear()
+            self._lookups.clear()
+        for move in moves:
+            if move.pending is not None:
+                move.pending.exception()
+            for obj in move.left:
+                obj.ref_count_down()
+            move.left = []
+        for pins in held:
+            _release(pins)
         if pages is not None:
             close(pages)
+
+
+class _Move:
+    """A transfer and LMCache's objects whose memory it uses."""
+
+    def __init__(self, objs: list[Any]) -> None:
+        self.objs = objs
+        self.pending: PendingPages | None = None
+        self.left: list[Any] = []
+        """Objects to give back when it has ended."""
+
+
+def _release(pins: Iterable[PagePins]) -> None:
+    for one in pins:
+        one.release()
+
+
+def _leading(found: Iterable[bool]) -> int:
+    """How many are true before the first that is not; those behind it are not asked for."""
+    count = 0
+    for one in found:
+        if not one:
+            break
+        count += 1
+    return count
 
 
 def _nbytes(shapes: Sequence[Any], dtypes: Sequence[Any]) -> int:

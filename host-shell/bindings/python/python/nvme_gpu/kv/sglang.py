@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, 
 
 from .._errors import NvmeGpuError, PageMiss, Usage, listed
 from .._pages import PageStore
-from ._areas import AreaOptions, close, digest
+from ._areas import AreaOptions, close, digest, versions
 
 _LOG = logging.getLogger("nvme_gpu")
 # Those that SGLang itself reads from the same object.
@@ -80,13 +80,15 @@ class NvmeStorage(HiCacheStorage):
                     "page_first": config.is_page_first_layout,
                     "order": getattr(pool, "layout", None),
                     "mla": config.is_mla_model,
+                    "versions": versions("sglang"),
                 }
                 self._opened = self._options.open(
                     rank,
                     max(ranks, rank + 1),
                     max(sizes.values()),
                     model=config.model_name or "",
-                    dtype=str(getattr(pool, "dtype", "")),
+                    # The pool of the host has bytes where that of the GPU has FP8.
+                    dtype=self._options.dtype(*(getattr(one, "dtype", "") for one in (getattr(pool, "device_pool", pool), pool))),
                     layout=digest(layout),
                     block_tokens=getattr(pool, "page_size", 0),
                     parallel_rank=f"{rank} of {ranks}",

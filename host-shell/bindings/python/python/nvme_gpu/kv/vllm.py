@@ -16,13 +16,12 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
-import vllm as _engine
 from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, OffloadingEvent, RequestOffloadingContext
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from .._errors import NvmeGpuError, PageMiss, listed
 from .._pages import PendingPages
-from ._areas import AreaOptions, close, digest
+from ._areas import AreaOptions, close, digest, versions
 
 _LOG = logging.getLogger("nvme_gpu")
 
@@ -35,8 +34,8 @@ class _Job(NamedTuple):
 
 
 class NvmeTier(SecondaryTierManager):
-    """Chunks of vLLM's CPU tier on a drive. Methods are called by the scheduler's thread, and none waits for the drive but
-    ``drain_jobs`` and ``shutdown``."""
+    """Chunks of vLLM's CPU tier on a drive. Methods are called by the scheduler's thread. ``drain_jobs`` and ``shutdown`` wait
+    for the drive; ``lookup`` and ``touch`` may wait for one write of the journal, when chunks are committed."""
 
     medium = Medium.STORAGE
 
@@ -64,18 +63,18 @@ class NvmeTier(SecondaryTierManager):
             "canonical": config.canonical_layout,
             "order": config.kv_cache_layout,
             "replicated": config.replicated_layout,
-            # What lies in a chunk may change between versions, and nothing else tells.
-            "vllm": _engine.__version__,
+            "versions": versions("vllm"),
         }
         replicas = 1 if parallel.data_parallel_size is None else parallel.data_parallel_size
         # A memory view of several dimensions has no rows.
         self._view = primary_kv_view.cast("B")
-        self._pages = AreaOptions.of(options, "the secondary tier").open(
+        area = AreaOptions.of(options, "the secondary tier")
+        self._pages = area.open(
             parallel.data_parallel_index or 0,
             replicas,
             self.block_size_bytes,
             model=config.model.name,
-            dtype=str(config.model.dtype),
+            dtype=area.dtype(config.model.dtype),
             layout=digest(layout),
             block_tokens=config.cache.tokens_per_hash * offloading_spec.blocks_per_chunk,
             parallel_rank="any" if portable else digest(sizes),
@@ -84,11 +83,12 @@ class NvmeTier(SecondaryTierManager):
         )
         self._jobs: dict[int, _Job] = {}
         self._refused: set[bytes] = set()
-        """Keys of pages that the drive could not read, although they may be right: vLLM would ask for them again at once."""
+        """Keys of pages that the drive could not read, although they may be right: vLLM would ask for them again at once. A
+        store of the key ends that, since vLLM stores what it has computed in place of a miss."""
         _LOG.info("%s: %s", tier_type, self._pages.stats())
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
-        """HIT or MISS, from memory."""
+        """HIT or MISS, from the index in memory."""
         if key in self._refused:
             return LookupResult.MISS
         found = self._pages.contains(self._pages.keys([key]))[0]
@@ -116,15 +116,20 @@ class NvmeTier(SecondaryTierManager):
         return [self._result(number, self._jobs.pop(number)) for number in ended]
 
     def _result(self, number: int, job: _Job) -> Any:
-        outcomes = job.pending.result()
+        try:
+            outcomes = job.pending.result()
+        except NvmeGpuError as error:
+            # Of the whole job, as of a thread that panicked: vLLM gives its chunks back then.
+            outcomes = [error] * len(job.keys)
         size = self.block_size_bytes
         good = [key for key, outcome in zip(job.keys, outcomes) if outcome in ("stored", "present", "in_progress", size)]
         failed = [(key, outcome) for key, outcome in zip(job.keys, outcomes) if isinstance(outcome, NvmeGpuError)]
         if job.is_load:
             self._refused.update(key for key, error in failed if not isinstance(error, PageMiss))
         else:
-            self._refused.difference_update(key for key, outcome in zip(job.keys, outcomes) if outcome == "stored")
-            if self._has_events and len(good) == len(job.keys):
+            found = [key for key, outcome in zip(job.keys, outcomes) if outcome in ("stored", "present")]
+            self._refused.difference_update(found)
+            if self._has_events and len(found) == len(job.keys):
                 event = OffloadingEvent(keys=job.keys, medium=self.medium, removed=False, locality=self.locality)
                 self._events.append(event)
         if failed:
@@ -142,7 +147,7 @@ class NvmeTier(SecondaryTierManager):
             success=len(good) == len(job.keys),
             successful_keys=(tuple(good) or None) if job.is_load else None,
             transfer_time=time.monotonic() - job.begun,
-            transfer_bytes=len(good) * size,
+            transfer_bytes=sum(outcome in ("stored", size) for outcome in outcomes) * size,
         )
 
     def take_events(self) -> Iterable[Any]:
