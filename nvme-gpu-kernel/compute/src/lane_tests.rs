@@ -19,7 +19,7 @@ use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
 use nvme_gpu_kernel::rows::{ListHead, RangeTarget};
 use std::rc::Rc;
 
-/// Runs `kernel` in each lane of so many blocks.
+/// Runs `kernel` in each lane of `blocks` blocks.
 fn launch<T: Copy + 'static>(blocks: u32, shared_bytes: u32, kernel: unsafe fn(T), job: T) {
     let grid = HostGrid {
         blocks,

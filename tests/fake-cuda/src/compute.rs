@@ -1,5 +1,5 @@
 //! The kernels that compute: the lanes of a launch run the kernels' own source in the host thread of the stream. Those of
-//! the ladder are a host thread of their own (`ladder.rs`).
+//! linear layers run as a reference in `ladder.rs`.
 // UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
 #![allow(unsafe_code)]
 

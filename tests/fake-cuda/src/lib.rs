@@ -3,8 +3,8 @@
 //! Here belongs what the library calls of CUDA, with the rules that a real driver would enforce. It says nothing
 //! about speed, or about the order of memory on a GPU.
 //!
-//! GPU memory is host memory; a kernel runs in a host thread. They run from their own source, each
-//! thread of a launch as a coroutine; the rungs of the ladder alone are written again here.
+//! GPU memory is host memory; a kernel runs in a host thread, from its own source, each thread of a launch as a coroutine.
+//! Linear layers and matrix products of the ladder alone are written again here.
 //! Captures forbid what they forbid on a GPU (`captures.rs`).
 //!
 //! The environment variable `FAKE_CUDA`, words with commas between them, makes it another driver or misbehave: `old`, `nogpu`, `two-gpus`, `small` (a GPU of compute capability 7.5), `oom`, `badptx`, `nocode` (knows no machine code), `bar` (registers no
