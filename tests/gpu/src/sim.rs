@@ -105,7 +105,7 @@ impl Sim {
         Ok(())
     }
 
-    /// CAP.DSTRD.
+    /// Returns CAP.DSTRD.
     pub fn dstrd(&self) -> u8 {
         self.bar.0.doorbells().dstrd()
     }

@@ -61,7 +61,7 @@ impl Stage<'_> {
         open().map_err(|error| error.to_string())
     }
 
-    /// A test of `name` in this arrangement; skipped where the arrangement is not possible.
+    /// Runs a test of `name` in this arrangement, or skips it if the arrangement is not possible.
     fn test(
         &self,
         report: &mut Report,
@@ -94,7 +94,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     }
 }
 
-/// The shapes of docs/memory-model.md across the link. On one GPU they are the tests `litmus/.../device/gpu-gpu`.
+/// Runs the shapes of docs/memory-model.md across the link. On one GPU they are the tests `litmus/.../device/gpu-gpu`.
 fn litmus(report: &mut Report, stage: &Stage<'_>) {
     let pair = OnceCell::new();
     let options = report.options().clone();

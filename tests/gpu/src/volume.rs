@@ -25,7 +25,7 @@ const TIMEOUT_NS: u64 = 1_000_000_000;
 /// Shortest limit of a run.
 const LONGEST: Duration = Duration::from_secs(180);
 
-/// The long runs.
+/// Runs the long tests.
 pub fn all(report: &mut Report, bench: &Bench) {
     for mode in [Mode::Warp, Mode::Shared] {
         let name = format!("volume/{}", mode.name());

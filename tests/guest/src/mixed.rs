@@ -90,7 +90,7 @@ fn address(controller: &Controller) -> Result<u64, String> {
     Ok(controller.alloc(4096).map_err(said)?.iova().0)
 }
 
-/// Some thousand commands over all queues; a unit is in one command at a time.
+/// Sends some thousand commands over all queues; a unit is in one command at a time.
 fn burst(
     controller: &Controller,
     queues: &mut [DriverQueue],

@@ -49,7 +49,7 @@ pub fn run(controller: &Controller, nsid: Nsid) -> Outcome {
     Ok(())
 }
 
-/// As many queues as there are, each with commands in flight at the same time.
+/// Creates as many queues as there are, each with commands in flight at the same time.
 fn all_at_once(controller: &Controller, nsid: Nsid, block: u32) -> Result<usize, String> {
     let granted = controller.info().queue_pairs.min(64);
     let mut queues = Vec::new();

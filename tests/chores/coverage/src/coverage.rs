@@ -255,7 +255,7 @@ pub fn llvm() -> Result<Llvm, Failure> {
 }
 
 impl Llvm {
-    /// The counts of raw profiles of `programs`, in the lcov format.
+    /// Returns the counts of raw profiles of `programs`, in the lcov format.
     ///
     /// Exports the programs one by one. If llvm-cov gets several, it takes the first record of a function, and a
     /// program that never calls an inlined function has a record of it without counts.

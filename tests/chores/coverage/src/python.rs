@@ -145,13 +145,13 @@ fn pytest(python: &mut Command) -> Result<Counts, Failure> {
     Ok(counts)
 }
 
-/// The tests over an extension module and a stand-in of CUDA that count lines, both in `built`.
+/// Runs the tests over an extension module and a stand-in of CUDA that count lines, both in `built`.
 pub fn measured(built: &Path, profile: &Path) -> Result<Counts, Failure> {
     let mut python = python_over(&environment()?, built, built)?;
     pytest(python.env("LLVM_PROFILE_FILE", profile))
 }
 
-/// Python with the packages of the sources, and the extension module and the stand-in of CUDA of `built`. The
+/// Returns Python with the packages of the sources, and the extension module and the stand-in of CUDA of `built`. The
 /// copies are in `folder`.
 fn python_over(tools: &Tools, folder: &Path, built: &Path) -> Result<Command, Failure> {
     let (package, cuda) = (folder.join("package"), folder.join("cuda"));
@@ -185,7 +185,7 @@ fn copy_sources(from: &Path, to: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The counts of pytest's closing line.
+/// Returns the counts of pytest's closing line.
 fn of_closing_line(line: &str) -> Option<Counts> {
     let line = line.trim_matches(['=', ' ']);
     let (counts, _) = line.rsplit_once(" in ")?;

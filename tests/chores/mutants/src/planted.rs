@@ -54,7 +54,7 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// Every patch.
+/// Runs every patch.
 pub fn stage() -> Result<Counts, Failure> {
     run(&[])
 }

@@ -55,7 +55,7 @@ fn arguments(words: &[&str]) -> Result<Vec<String>, Failure> {
     Ok(arguments)
 }
 
-/// A slice of both, for CI.
+/// Runs both programs for a short time, for CI.
 pub fn slices() -> Result<Counts, Failure> {
     let program = release::build(&release::ALL)?.join(PACKAGE);
     check(Command::new(program).args(SLICE))?;

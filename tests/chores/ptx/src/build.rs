@@ -27,7 +27,7 @@ impl Target {
         }
     }
 
-    /// GPUs for which the assembler must take the file without spilling registers.
+    /// Returns the GPUs for which the assembler must accept the file without spilling registers.
     pub fn gpus(self) -> &'static [&'static str] {
         match self {
             Self::Any => &super::ASSEMBLE_FOR,

@@ -103,7 +103,7 @@ fn declared(line: &str) -> Option<(&str, bool)> {
     (!name.is_empty()).then_some((name, entry))
 }
 
-/// `@%p1 st.u32 ..` without its predicate.
+/// Returns `st.u32 ..` for `@%p1 st.u32 ..`: the instruction without its predicate.
 pub fn unpredicated(line: &str) -> &str {
     match line.strip_prefix('@') {
         Some(rest) => rest
@@ -185,7 +185,8 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// An `atom` or `red` instruction that names no memory order is relaxed, whatever the source said.
+/// Returns whether the line is an `atom` or `red` instruction that names no memory order: it is relaxed, whatever the
+/// source said.
 fn is_unordered_atomic(line: &str) -> bool {
     let ordered = [".relaxed.", ".acquire.", ".release.", ".acq_rel."];
     line.split(|c: char| c.is_whitespace() || c == ';' || c == '{')

@@ -37,7 +37,7 @@ fn file(name: &str) -> PathBuf {
     root().join(format!("docs/results/{name}.tsv"))
 }
 
-/// The names of all files of figures; `runs.tsv` has other columns.
+/// Returns the names of all files of figures; `runs.tsv` has other columns.
 fn known() -> Vec<String> {
     let entries = std::fs::read_dir(root().join("docs/results"));
     let mut names: Vec<String> = entries

@@ -144,7 +144,7 @@ fn append(file: &Path, run: &Run) -> Result<(), Failure> {
     open.write_all(text.as_bytes()).map_err(failed)
 }
 
-/// Processor, number of cores, and the first GPU if there is one.
+/// Returns the processor, the number of cores, and the first GPU if there is one.
 fn machine() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info

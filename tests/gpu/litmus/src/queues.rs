@@ -18,7 +18,7 @@ const PHASE: u64 = 1 << 48;
 /// Entries of the ring of [`Shape::Ring`](crate::Shape::Ring).
 const ENTRIES: u32 = 4;
 
-/// Entry `index` of the completion entries at y.
+/// Returns entry `index` of the completion entries at y.
 #[inline(always)]
 fn cell<'a>(part: &Part<'a>, index: u32) -> &'a CqCell {
     let cells = part.args.y as usize as *const CqCell;
@@ -48,7 +48,7 @@ fn number(word: u64) -> u32 {
     word as u32
 }
 
-/// The controller of [`Shape::Completion`](crate::Shape::Completion) and [`Shape::Relay`](crate::Shape::Relay).
+/// Acts as the controller of [`Shape::Completion`](crate::Shape::Completion) and [`Shape::Relay`](crate::Shape::Relay).
 #[inline(always)]
 pub fn complete<const FLAVOUR: u32>(part: &mut Part<'_>) {
     let data = part.word(part.args.x);
@@ -169,13 +169,13 @@ pub fn wait<const FLAVOUR: u32>(part: &mut Part<'_>) {
     }
 }
 
-/// The phase tag of the entry at `position`.
+/// Returns the phase tag of the entry at `position`.
 #[inline(always)]
 fn phase(position: u32) -> bool {
     position & ENTRIES == 0
 }
 
-/// The controller of a ring: posts while there is room.
+/// Acts as the controller of a ring: posts while there is room.
 #[inline(always)]
 pub fn post<const FLAVOUR: u32>(part: &mut Part<'_>) {
     let head = part.word(part.args.x);
@@ -275,7 +275,7 @@ pub fn submit<const FLAVOUR: u32>(part: &mut Part<'_>) {
     }
 }
 
-/// A controller on the GPU: reads the doorbell, the entry and the buffer.
+/// Acts as a controller on the GPU: reads the doorbell, the entry and the buffer.
 #[inline(always)]
 pub fn fetch<const FLAVOUR: u32>(part: &mut Part<'_>) {
     let cells = part.args.y as usize as *const SqCell;

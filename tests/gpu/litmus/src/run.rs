@@ -53,7 +53,7 @@ impl<'a> Part<'a> {
         unsafe { &*at.add(index as usize) }
     }
 
-    /// Word `index` of the log of `role`.
+    /// Returns word `index` of the log of `role`.
     #[inline(always)]
     pub fn log(&self, role: usize, index: u32) -> &'a AtomicU32 {
         let index = index as usize * self.args.instances as usize + self.instance as usize;
@@ -179,7 +179,7 @@ fn act(part: &mut Part<'_>, role: u32) {
     }
 }
 
-/// The part of `thread` in the launch.
+/// Runs the part of `thread` in the launch.
 ///
 /// # Safety
 /// Every address in `args` is what [`Args`] says.

@@ -18,7 +18,7 @@ const REST_NS: u64 = 2_000_000_000;
 /// CAP.TO, in units of 500 ms.
 const READY_TIMEOUT: u8 = 10;
 
-/// CAP of this controller.
+/// Returns CAP of this controller.
 #[inline(always)]
 fn capabilities(args: &Args) -> u64 {
     let mut cap = Cap(0);

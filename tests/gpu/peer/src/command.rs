@@ -121,7 +121,7 @@ impl Work {
         self.prp1.is_multiple_of(4) && second
     }
 
-    /// A read or write of 512 bytes in one page: such ones are moved eight at a time.
+    /// True for a read or write of 512 bytes in one page: such commands are moved eight at a time.
     #[inline(always)]
     pub fn is_small(&self, args: &Args) -> bool {
         matches!(self.how, Move::Read | Move::Write)

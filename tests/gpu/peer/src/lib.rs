@@ -140,7 +140,7 @@ pub struct Shared {
 }
 const _: () = assert!(size_of::<Shared>() <= QUEUE_BYTES);
 
-/// The part of warp `warp` in the launch.
+/// Runs the part of warp `warp` in the launch.
 ///
 /// # Safety
 /// Every address in `args` is what [`Args`] says, and every lane of the warp calls it.

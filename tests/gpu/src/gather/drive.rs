@@ -23,7 +23,7 @@ const OWNED_BYTES: u64 = 2 << 20;
 /// Content of the output before a gather.
 pub const CANARY: u8 = 0xA5;
 
-/// Deadline of a command in a test of a fault: short if the fault loses commands, which are waited for.
+/// Returns the deadline of a command in a test of a fault: short if the fault loses commands, which are waited for.
 pub fn fault_timeout(bench: &Bench, fault: &str) -> Duration {
     let loses_none = ["status:", "reorder", "torncqe"];
     if loses_none.iter().any(|kind| fault.starts_with(kind)) {

@@ -45,7 +45,7 @@ impl Case {
         )
     }
 
-    /// `litmus/message/fence/gpu/device/gpu-gpu`.
+    /// Returns a name such as `litmus/message/fence/gpu/device/gpu-gpu`.
     pub fn name(&self) -> String {
         let shape = match self.shape {
             Shape::Message => "message",

@@ -43,7 +43,7 @@ impl Ground {
         self.device.zero()
     }
 
-    /// Location `index` (x, y or z) in `memory`, from `offset` on.
+    /// Returns the address of location `index` (x, y or z) in `memory`, from `offset` on.
     pub fn place(&self, memory: Memory, index: usize, offset: usize) -> Place {
         let at = index * BYTES + offset;
         match memory {

@@ -224,7 +224,7 @@ pub fn size(case: &Case, chance: &mut Chance, steps: u64) -> Size {
     }
 }
 
-/// `instances` among a few threads of the CPU.
+/// Divides `instances` among a few threads of the CPU.
 fn parts(instances: u32) -> impl Iterator<Item = std::ops::Range<u32>> {
     let cores = std::thread::available_parallelism().map_or(2, |n| n.get() as u32);
     let threads = (cores / 2).clamp(1, 4).min(instances);

@@ -61,7 +61,7 @@ fn run(
     verdict(case.weak(), &sum, launches, options.litmus)
 }
 
-/// Verdict on the counts of a case.
+/// Returns the verdict on the counts of a case.
 fn verdict(weak: bool, sum: &Counts, launches: u64, wanted: u64) -> Result<String, String> {
     let Counts {
         reads,

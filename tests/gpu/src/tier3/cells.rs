@@ -152,7 +152,7 @@ impl Cell {
     }
 }
 
-/// Every cell.
+/// Runs every cell.
 pub fn all(report: &mut Report, stage: &Stage<'_>) {
     const WRAPS: [Option<u32>; 3] = [None, Some(1 << 16), Some(0)];
     let mut cell = |name: &str, cell: Cell, fault: &Fault| {

@@ -8,7 +8,7 @@ use super::nvme::Nvme;
 use super::stops::{event_fd, failed, stopped};
 use guest_tests::Outcome;
 
-/// The harness hands the line to QEMU's monitor.
+/// Prints the line that the harness passes to QEMU's monitor.
 fn raise(port: &str, error: &str) {
     println!("@monitor pcie_aer_inject_error {port} {error}");
 }

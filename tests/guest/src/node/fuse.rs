@@ -81,7 +81,7 @@ impl SlowFile {
         Ok(page.map_err(|errno| format!("mmap of {}: errno {errno}", self.place))? as u64)
     }
 
-    /// Somebody waits for the page.
+    /// True if a thread waits for the page.
     pub fn is_asked(&self) -> bool {
         self.asked.load(Ordering::SeqCst) > 0
     }

@@ -37,7 +37,7 @@ pub fn is_master(address: &str) -> Result<bool, String> {
     Ok(command(address)? & MASTER != 0)
 }
 
-/// The function is no longer there: its configuration reads as ones.
+/// True if the function is no longer there: its configuration reads as ones.
 pub fn is_absent(address: &str) -> Result<bool, String> {
     Ok(command(address)? == u16::MAX)
 }

@@ -156,7 +156,7 @@ pub fn mapped(bytes: usize, prot: i32, flags: i32, fd: RawFd) -> Result<*mut u8,
     }
 }
 
-/// Memory of zeros that stays.
+/// Maps memory of zeros that stays mapped.
 pub fn arena(bytes: usize) -> Result<*mut u8, String> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
     mapped(bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1)

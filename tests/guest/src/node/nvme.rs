@@ -143,7 +143,7 @@ impl Nvme {
         None
     }
 
-    /// Identify Controller into the arena gives its vendor.
+    /// Checks that Identify Controller into the arena gives the vendor.
     pub fn works(&mut self) -> Result<(), String> {
         let data = self.arena.wrapping_add(DATA * PAGE);
         // SAFETY: the page of the arena for data, which no command uses now.

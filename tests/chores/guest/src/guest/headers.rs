@@ -43,12 +43,13 @@ impl KernelHeaders {
         Ok(headers)
     }
 
-    /// Folder for `make -C`.
+    /// Returns the folder for `make -C`.
     pub fn build(&self) -> PathBuf {
         self.build.clone()
     }
 
-    /// The packages name each other by where they are installed, which is elsewhere.
+    /// Corrects the paths in the packages: they name each other by where they are installed, which
+    /// is elsewhere.
     fn relocate(&self, folder: &std::path::Path) -> Result<(), Failure> {
         let makefile = self.build.join("Makefile");
         let text = String::from_utf8_lossy(&read(&makefile)?).into_owned();

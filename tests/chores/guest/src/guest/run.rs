@@ -289,7 +289,7 @@ fn defined(boot: &Boot, log: &str) -> Result<(), Failure> {
     }
 }
 
-/// The controller that was running at the end of the tests was shut down after its last start.
+/// Checks that the controller that was running at the end of the tests was shut down after its last start.
 fn left_running(boot: &Boot, log: &str) -> Result<(), Failure> {
     let last = |event| log.rfind(event);
     match (last(STARTED), last(SHUT_DOWN)) {

@@ -50,7 +50,7 @@ struct Choice<'a> {
 }
 
 impl<'a> Choice<'a> {
-    /// `[--part K/N] [NAME...]`
+    /// Parses `[--part K/N] [NAME...]`.
     fn parse(words: &'a [&'a str]) -> Result<Self, Failure> {
         let (text, words) = match words {
             ["--part", text, words @ ..] => (*text, words),
@@ -233,7 +233,7 @@ fn order_key(tree: &Path, weak: &str) -> String {
     format!("{file} {function}: `{text}` as {order}{number}")
 }
 
-/// A line without what the mutants of statements are wrapped in.
+/// Returns a line without the code that wraps mutants of statements.
 fn unwrapped(line: &str) -> &str {
     let text = line.trim();
     match text.split_once("]) { ") {
@@ -339,7 +339,7 @@ fn judged(model: &Model, (key, value): (&str, &str), limit: Duration) -> Result<
     Ok(End::Found(model.name.clone(), says))
 }
 
-/// Against the list of survivors. `keys`: of every mutant, tried or not.
+/// Compares the ends with the list of survivors. `keys` are the keys of every mutant, tried or not.
 fn report(tries: &[Try], ends: &[End], keys: &BTreeSet<String>) -> Result<(), Failure> {
     let path = root().join(SURVIVORS);
     let text = std::fs::read_to_string(&path)

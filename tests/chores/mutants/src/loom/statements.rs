@@ -182,8 +182,8 @@ struct Edits<'a> {
 }
 
 impl Edits<'_> {
-    /// The mutants of a block's statements. `outer`: the statements around, and the one that has this block
-    /// as its condition's only one.
+    /// Adds the mutants of a block's statements. `outer` has the statements around the block, and the statement whose
+    /// condition has this block alone.
     fn block(&mut self, block: &[Statement], outer: Option<(&[Statement], usize)>) {
         for (at, statement) in block.iter().enumerate() {
             let conditional = statement.text.starts_with("if ") && statement.blocks.len() == 1;

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Zeroed memory from the start of a page on, never freed: threads may outlive a test that fails.
+/// Returns zeroed memory from the start of a page on, which is never freed: threads may outlive a
+/// test that fails.
 pub fn memory(bytes: usize) -> u64 {
     let words = vec![0u64; bytes / 8 + PAGE / 8].leak();
     (words.as_mut_ptr().expose_provenance() as u64).next_multiple_of(PAGE as u64)
