@@ -55,7 +55,7 @@ fn arguments(words: &[&str]) -> Result<Vec<String>, Failure> {
     Ok(arguments)
 }
 
-/// Runs both programs for a short time, for CI.
+/// Runs the program, plain and under the sanitizer, for a short time in CI.
 pub fn slices() -> Result<Counts, Failure> {
     let program = release::build(&release::ALL)?.join(PACKAGE);
     check(Command::new(program).args(SLICE))?;
