@@ -101,7 +101,7 @@ pub fn report(rows: &GatherLaunch, block: &WholeBlock, (failed, worst): (u64, u6
     block.vote(reports).total
 }
 
-/// Looks at the gate, unless that was recently; returns the code of the remaining rows.
+/// Looks at the gate, unless the last look was recent; returns the code of the remaining rows.
 ///
 /// One lane looks for all, and not for each chunk, since loads of one host word by all warps are serialised
 /// on the bus. Only lane 0 knows the result.

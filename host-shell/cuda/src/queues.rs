@@ -31,9 +31,9 @@ pub struct LaunchGrid {
 /// Result of a launch.
 #[derive(Clone, Debug)]
 pub struct LaunchResult {
-    /// The kernel's counts.
+    /// Counts of the kernel.
     pub report: LaunchReport,
-    /// Seconds from its start to its end, on the GPU's clock.
+    /// Seconds from the kernel's start to its end, on the GPU's clock.
     pub seconds: f64,
     /// Outcome of each command, if the launch recorded them.
     pub accounts: Vec<u32>,

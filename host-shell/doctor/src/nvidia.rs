@@ -42,7 +42,7 @@ pub enum GpuProduct {
     GeForce,
     /// A GPU of another product line.
     Professional,
-    /// The driver names none.
+    /// The driver gives the GPU no name.
     Unnamed,
 }
 

@@ -357,11 +357,11 @@ pub struct SanitizeStatus {
     pub etbe: u32,
     /// Estimated seconds of a cryptographic erase.
     pub etce: u32,
-    /// As `eto`, with no-deallocate media modification.
+    /// The same estimate as `eto`, with no-deallocate media modification.
     pub etond: u32,
-    /// As `etbe`, with no-deallocate media modification.
+    /// The same estimate as `etbe`, with no-deallocate media modification.
     pub etbend: u32,
-    /// As `etce`, with no-deallocate media modification.
+    /// The same estimate as `etce`, with no-deallocate media modification.
     pub etcend: u32,
     /// Reserved.
     pub reserved32: [u8; 480],

@@ -91,7 +91,7 @@ pub(crate) type Table = BTreeMap<u16, Arc<Mutex<QueueInner>>>;
 pub struct ControllerSession {
     /// The transport.
     pub device: Arc<dyn Device>,
-    /// The settings that it was started with.
+    /// The settings that the session was started with.
     pub config: ControllerConfig,
     /// The admin queue and its state.
     pub(crate) admin: Mutex<AdminSession>,

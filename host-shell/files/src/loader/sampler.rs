@@ -220,7 +220,7 @@ mod tests {
         assert!((2350..2650).contains(&lower), "{lower}");
     }
 
-    /// The numbers of torch.utils.data.DistributedSampler without its shuffle.
+    /// The expected numbers are those of torch.utils.data.DistributedSampler without its shuffle.
     #[test]
     fn processes_share_rows_as_torch_does() {
         let of = |rows, world, rank, drops| {

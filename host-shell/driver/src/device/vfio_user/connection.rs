@@ -36,7 +36,7 @@ pub(super) enum RequestFault {
 pub(super) struct ServerReply {
     /// The bytes that follow the header.
     pub payload: Vec<u8>,
-    /// The descriptors that came along.
+    /// The descriptors that were received with the message.
     pub files: Vec<OwnedFd>,
 }
 
