@@ -166,7 +166,7 @@ mod tests {
         let tree = ready(&[]);
         tree.function("0000:09:00.0", &Tree::config(1, 2, 0x02_00_00), "e1000", 7);
         expect(&tree, false, None, "its group is shared with 0000:09:00.0");
-        // The module would make the memory of the other function accessible, too.
+        // With the module, the controller could access the memory of the other function, too.
         tree.file("sys/bus/pci/drivers/nvme_gpu/bind", "");
         expect(&tree, false, None, "whose memory would be within its reach");
         let tree = ready(&[]);
