@@ -25,7 +25,7 @@ use std::{format, println};
 
 const NEVER: u64 = 1 << 30;
 
-/// A transfer of three pages, two of which are in a list.
+/// A transfer of three pages, two in a list.
 const DATA: CommandData<'static> = CommandData::Contiguous {
     iova: Iova(0x1000),
     len: 3 * 4096,

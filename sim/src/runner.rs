@@ -26,7 +26,7 @@ const LONG_SLEEP: Duration = Duration::from_millis(100);
 
 /// Threads that serve one controller. Dropping it stops them.
 ///
-/// Queue `q` is served by thread `q % threads`. An idle thread also serves I/O queues of others that it
+/// Queue `q` is served by thread `q % threads`. An idle thread also serves other threads' I/O queues that it
 /// has seen waiting twice, since their thread may have lost its core for milliseconds. The first thread
 /// keeps the clock.
 pub struct Runner {
@@ -40,7 +40,7 @@ impl Runner {
     /// Starts `threads` (at least 1) threads.
     ///
     /// # Panics
-    /// If the operating system has no more threads; [`try_start`](Self::try_start) returns that as
+    /// If the operating system is out of threads; [`try_start`](Self::try_start) returns that as
     /// an error.
     pub fn start(controller: Arc<Controller<HostMemory>>, threads: usize) -> Self {
         Self::try_start(controller, threads).expect("a thread for the simulated controller")

@@ -33,7 +33,7 @@ pub(crate) struct RunState<'a> {
     pub opened: AtomicU64,
     pub stop: AtomicBool,
     pub failure: Mutex<Option<Error>>,
-    /// Set when the user asks for an end: no more commands are sent, and those in flight are waited
+    /// Set when the user asks for an end: further commands are not sent, and those in flight are waited
     /// for a while.
     pub interrupted: AtomicBool,
     /// Counts of each worker.

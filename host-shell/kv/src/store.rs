@@ -252,7 +252,7 @@ impl<M: BlockMedium> PageStore<M> {
         self.state().index.length(key)
     }
 
-    /// Counts pages that are there as used: the last of `keys` makes room first.
+    /// Counts the pages that are found as used: the last of `keys` makes room first.
     pub fn touch(&self, keys: &[PageKey]) {
         let mut state = self.state();
         for key in keys.iter().rev() {

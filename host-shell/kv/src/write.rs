@@ -77,7 +77,7 @@ impl<M: BlockMedium> PageStore<M> {
 
     fn store_together(&self, pages: &[(PageKey, &[u8])]) -> Vec<Result<StoreOutcome>> {
         let mut results: Vec<_> = pages.iter().map(|_| Ok(StoreOutcome::NoRoom)).collect();
-        // Before the lock is taken: it takes 0.2 ms for a megabyte, and lookups of others wait for the lock.
+        // Before the lock is taken: it takes 0.2 ms for a megabyte, and other lookups wait for the lock.
         let checksums: Vec<_> = pages
             .iter()
             .map(|(_, page)| payload_checksum(page))

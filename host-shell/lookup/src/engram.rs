@@ -1,6 +1,6 @@
 //! "Engram": the lookup tables of DeepSeek-V4.1. Tokens whose texts differ only in accents, case or kind of white space
 //! have one class; each layer with a table hashes the classes of 2, 3 and 4 tokens by several heads, with multipliers
-//! and primes of its own.
+//! and own primes.
 //!
 //! Source: the published reference (`inference/engram.py` of deepseek-ai/DeepSeek-V4.1-Flash), as restated by engines
 //! that agree on it. Compared with the rows of FreeToken 0.2.1's `EngramHash`: `tests/engram.rs`.

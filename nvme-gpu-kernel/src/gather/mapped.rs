@@ -1,5 +1,5 @@
 //! Gathers from tables in several ranges: the same kernels, which search a map of the ranges for each row. They are a
-//! separate image, so that the kernels for tables in one range need no more registers.
+//! separate image, so that the kernels for tables in one range need no further registers.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 

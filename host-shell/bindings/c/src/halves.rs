@@ -148,7 +148,7 @@ unsafe fn finish(
     Ok(())
 }
 
-/// Frees the handle of a gather. One that was not finished gives back what it holds, and the program does not wait for it.
+/// Frees the handle of a gather. One that was not finished releases what it holds, and the program does not wait for it.
 /// NULL and a handle that was freed are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_begun_free(begun: *mut BegunHandle) {

@@ -10,7 +10,7 @@ use nvme_core::spec::log_page::AsyncEvent;
 
 /// Pause before each attempt.
 const PAUSE_NS: u64 = 500_000_000;
-/// Limit of the readings without an answer, each of which keeps a slot of the admin queue until a reset.
+/// Limit of the readings without an answer: each keeps a slot of the admin queue until a reset.
 const MOST_LOST: usize = 4;
 
 /// The masked events of a controller, one for each log page, and the readings that got no answer in time.

@@ -75,7 +75,7 @@ enum PassthruLength {
     Unknown,
 }
 
-/// Returns the size of the buffer for a feature's data: one page for the specification's features, none of which has
+/// Returns the size of the buffer for a feature's data: one page for the specification's features: none has
 /// more, and the largest transfer of an admin command for a vendor's. `most` is the longest transfer of the controller.
 pub(super) fn room_of_feature(fid: u8, most: u64) -> usize {
     let is_vendor = fid >= 0xC0 && feature::data_bytes(fid).is_none();

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Every mapping is a multiple of this, the largest page size that bring-up may choose.
 pub const GRANULE: usize = 64 << 10;
 
-/// Size of huge pages, of which shared memory is made if the system has some.
+/// Size of the huge pages that shared memory consists of, if the system has some.
 const HUGE: usize = 2 << 20;
 
 /// Zeroed memory of this process, aligned to 64 KiB at least.

@@ -1,7 +1,7 @@
 //! Manifests: the XXH3 of each chunk of a file, by which its bytes are verified after they were loaded.
 //!
 //! A file is divided into parts, which are its tensors and the gaps between them; a part is divided into chunks from
-//! its beginning on, the last of which may be shorter. So a layer of whole tensors consists of whole chunks, at any
+//! its beginning on, the last one may be shorter. So a layer of whole tensors consists of whole chunks, at any
 //! offset.
 //!
 //! ```

@@ -1,5 +1,5 @@
 //! Detection of writes to a file, by this process or by another program: a count of our own writes, and the file
-//! system's timestamps for writes of others. A caller that keeps bytes of the file can compare them to learn that its
+//! system's timestamps for other writers. A caller that keeps bytes of the file can compare them to learn that its
 //! copy is stale.
 
 use super::regular::RegularFile;

@@ -14,7 +14,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Options of a workload, of which the other measurements use none: `--gather --verify` would check nothing.
+/// Options of a workload; the other measurements use none: `--gather --verify` would check nothing.
 const OF_WORKLOADS: &[&str] = &[
     "rw",
     "rwmixread",

@@ -40,7 +40,7 @@ impl RunLengths {
 pub const ROW_BYTES: u64 = 4096;
 /// Commands in flight of a sequential read.
 pub const DEPTH: u32 = 32;
-/// Bytes of a command of a sequential read, if the controller moves so many.
+/// Bytes of a command of a sequential read, if the controller moves them.
 const COMMAND: u64 = 1 << 20;
 
 /// The namespace, the range that may be read, and the length of commands.

@@ -15,7 +15,7 @@ pub const LIST_BYTES: u32 = CHOSEN + MOST_BEAM * 4;
 
 /// The candidate list of a warp. All lanes hold the same state, and call every function together.
 ///
-/// There are two copies, one of which is in use: an insertion merges old and new candidates into the other
+/// There are two copies, and one is in use: an insertion merges old and new candidates into the other
 /// copy, since a merge in place would overwrite entries that other lanes have not moved yet.
 pub struct CandidateList {
     memory: WarpShared,

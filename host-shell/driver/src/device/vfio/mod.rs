@@ -5,7 +5,7 @@
 //! Completions are polled. The events "wanted back" and "fatal error" are always watched: a device that the
 //! kernel wants back is returned at once, and from then on reads as all ones, like one that was unplugged.
 //!
-//! However the process ends, the function does no more DMA: bus mastering is cleared when the device is dropped, and by
+//! However the process ends, the function stops DMA: bus mastering is cleared when the device is dropped, and by
 //! the kernel when it closes the descriptors of a process that died. A controller that a dead process left enabled is
 //! disabled before it may start DMA again.
 
