@@ -48,7 +48,7 @@
 //!
 //! [`DriverQueue`] has an example with commands in flight, [`Controller`] one with a command that is lost.
 //!
-//! This crate is a facade: it has no code of its own and re-exports `nvme-driver`, `nvme-cuda`, `nvme-store`,
+//! This crate is a facade: it only re-exports `nvme-driver`, `nvme-cuda`, `nvme-store`,
 //! `nvme-files`, `nvme-doctor` and `nvme-bench` under the names that they had here. A user of blocks alone depends on
 //! `nvme-driver`.
 #![deny(missing_docs)]

@@ -18,7 +18,7 @@
 //! - [`trace`]: binary events of a queue.
 //!
 //! A driver calls them in this order: [`bringup`] of the admin queue and the controller, queues, commands,
-//! [`recovery`] when a deadline has passed, [`shutdown`]. Each module's page has the order of its own calls.
+//! [`recovery`] when a deadline has passed, [`shutdown`]. Each module's page has the order of its calls.
 //!
 //! The core never reads a clock, sleeps, allocates, or panics on data from a device. Everything that needs an
 //! operating system (mappings, files, threads) belongs to the host crates.

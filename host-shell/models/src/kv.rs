@@ -296,7 +296,7 @@ mod tests {
             found[0].iter().all(|y| (y - expected).abs() < 1e-6),
             "{found:?}"
         );
-        // The same page in memory, of which four tokens count.
+        // The same page is in memory, and four tokens of it count.
         let found = pages.attend(&query, &[], 1, (&image, 4), 0.5).unwrap();
         let expected = (weight / (weight + 3.0)) as f32;
         assert!(

@@ -17,7 +17,7 @@ use rayon::prelude::*;
 const ALPHA: f32 = 1.2;
 /// A batch is at most this fraction, 1 / `BATCHES`, of all vectors.
 const BATCHES: usize = 50;
-/// Smallest number of vectors of a batch, once so many are inserted.
+/// Smallest number of vectors of a batch, once the index has that many.
 const LEAST_BATCH: usize = 64;
 /// Number of entries of the set of ids that a search has visited.
 const SEEN: usize = 1 << 13;

@@ -282,7 +282,7 @@ impl Table {
     /// As [`stream_on_gpu`](Self::stream_on_gpu); no other lanes than the first `lanes` ask for rows.
     ///
     /// # Errors
-    /// [`Error::Usage`] if the GPU does not submit the reads itself, for rows that 128 KiB do not hold for so many
+    /// [`Error::Usage`] if the GPU does not submit the reads itself, for rows that 128 KiB do not hold for these
     /// lanes, and for 2^32 rows or work items and more; [`Error::Environment`] with the driver's answer.
     pub unsafe fn read_by_warps<T: Copy>(
         &self,

@@ -82,7 +82,7 @@ pub(super) unsafe fn begin<M: RowMap>(halved: &HalvedGather, map: M) {
         }
     }
     // Once `open` has returned, a batch that was not taken is marked as out of date, so that its ids may be replaced.
-    // The barrier in `broadcast` makes every thread wait for that before it stores the id of its own row.
+    // The barrier in `broadcast` makes every thread wait for that before it stores the id of a row.
     let station = block.broadcast(claimed.map_or(NO_STATION, |(station, _)| station));
     if is_live {
         // SAFETY: the host vouches for a word for each row.

@@ -100,7 +100,7 @@ mod tests {
 
     type Pieces = Result<Vec<(u64, usize)>, Status>;
 
-    /// Memory of which every word is a separate mapping.
+    /// Memory in which every word is a separate mapping.
     struct ListWords<'a>(&'a VecMemory);
 
     impl DmaGuard for ListWords<'_> {
@@ -184,7 +184,7 @@ mod tests {
             extents(lists, [0x1800, 0x2FF0], 12288, k4),
             Ok(expected.into())
         );
-        // The last entry is data when no more than a page is left.
+        // The last entry is data when at most a page is left.
         let lists: &[(u64, &[u64])] = &[(0x2FF0, &[0x7000, 0x4000])];
         let expected = [(0x1000, 4096), (0x7000, 4096), (0x4000, 4096)];
         assert_eq!(

@@ -18,7 +18,7 @@ pub(crate) struct CommandError {
 }
 
 impl From<Status> for CommandError {
-    /// Sets Do Not Retry: an admin command is rejected because of its own fields, so that repeating
+    /// Sets Do Not Retry: an admin command is rejected because of its fields, so that repeating
     /// it cannot help.
     fn from(status: Status) -> Self {
         Self {

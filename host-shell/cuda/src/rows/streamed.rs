@@ -60,7 +60,8 @@ impl GpuRows {
     /// As [`stream`](Self::stream).
     ///
     /// # Errors
-    /// The errors of [`stream`](Self::stream); [`Error::Usage`] for rows that slots cannot hold for so many lanes.
+    /// The errors of [`stream`](Self::stream); [`Error::Usage`] if the slots cannot hold rows of this length for this
+    /// number of lanes.
     pub unsafe fn read_by_warps<T: Copy>(
         &self,
         table: &RowTable,

@@ -142,7 +142,7 @@ impl VfioGroup {
     /// Maps `pages` for DMA by the devices of the group.
     ///
     /// # Errors
-    /// [`Error::Environment`] when the kernel may not lock the memory, has no more mappings, or cannot map
+    /// [`Error::Environment`] when the kernel may not lock the memory, has no mapping left, or cannot map
     /// such memory.
     pub fn map(&self, pages: &Arc<DmaPages>) -> Result<Iova> {
         let bytes = pages.len() as u64;

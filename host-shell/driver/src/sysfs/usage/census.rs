@@ -132,7 +132,7 @@ impl UsageCensus {
                 return;
             }
         }
-        // Other threads may have a file table and mounts of their own, and may outlive a first
+        // Other threads may have their own file table and mounts, and may outlive a first
         // thread that has ended. A disk that only such a thread has open would otherwise look free.
         for thread in host.names(format!("{folder}/task")) {
             let Ok(number) = thread.parse::<u32>() else {
