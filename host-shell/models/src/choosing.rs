@@ -138,9 +138,9 @@ impl SelectionKernels {
         })
     }
 
-    /// Enqueues a launch in `stream` that makes the summaries of `count` pages: page `ids[i]` has its bytes at `bytes`
-    /// + `i` pages, as for [`Table::scatter_on_gpu`](nvme_host::Table::scatter_on_gpu), which may come before or after
-    /// it. An id of no page is skipped.
+    /// Enqueues a launch in `stream` that makes the summaries of `count` pages. The bytes of page `ids[i]` lie `i` pages
+    /// behind `bytes`, as for [`Table::scatter_on_gpu`](nvme_host::Table::scatter_on_gpu), which may come before or
+    /// after it. An id of no page is skipped.
     ///
     /// # Safety
     /// `bytes`, and `count` `i64` at `ids`, all different, are valid on the GPU until the stream has done it, and for
