@@ -52,8 +52,8 @@ pub enum BuildPhase {
     Write(u64),
 }
 
-/// Makes an index of `vectors`, which `source` describes, and writes it to `store` from byte `offset` on, a multiple of
-/// 4096. The index is valid and durable only once this has returned. `progress` may end the build.
+/// Makes an index of `vectors`, which `source` describes, and writes it to `store` from byte `offset` on, which
+/// is a multiple of 4096. The index is valid and durable only once this has returned. `progress` may end the build.
 ///
 /// # Errors
 /// [`Error::Usage`] for options out of their range, for vectors that differ from `source`, and for an index that does

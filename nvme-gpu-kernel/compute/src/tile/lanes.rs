@@ -141,8 +141,8 @@ impl DynamicShared {
         unsafe { arch::load_u16(self.address(2)) }
     }
 
-    /// Loads four matrices of 8 x 8 halves: lane `i` passes the address of row `i % 8` of matrix `i / 8`, a multiple of
-    /// 16. Of each a lane gets two halves of row `lane / 4`. Every lane of the warp calls it.
+    /// Loads four matrices of 8 x 8 halves: lane `i` passes the address of row `i % 8` of matrix `i / 8`, which is a
+    /// multiple of 16. Of each a lane gets two halves of row `lane / 4`. Every lane of the warp calls it.
     #[track_caller]
     pub fn matrices4(self) -> [u32; 4] {
         self.load_matrices(|all| {
