@@ -198,11 +198,11 @@ fn passthru_refuses_what_the_opcode_or_the_driver_forbids(place: Place) {
     );
     io(
         &["-O", "2", "-l", "8192"],
-        "moves 4096 bytes by its own fields, the data has 8192",
+        "moves 4096 bytes by its own fields, and the data has 8192",
     );
     io(
         &["-O", "2", "-l", "0"],
-        "moves 4096 bytes by its own fields, the data has 0",
+        "moves 4096 bytes by its own fields, and the data has 0",
     );
     io(
         &["-O", "2", "-l", "2MiB", "--cdw12", "511"],
@@ -216,7 +216,7 @@ fn passthru_refuses_what_the_opcode_or_the_driver_forbids(place: Place) {
     io(&["-O", "0x1ff"], "8 bits");
     admin(
         &["-O", "6", "-l", "64"],
-        "moves 4096 bytes by its own fields, the data has 64",
+        "moves 4096 bytes by its own fields, and the data has 64",
     );
     admin(&["-O", "2", "-l", "64", "--cdw10", "2"], "moves 4 bytes");
     admin(
