@@ -973,7 +973,7 @@ nvme_gpu_status nvme_gpu_gather_finish(struct nvme_gpu_begun_t *begun,
                                        struct nvme_gpu_pending_t **pending);
 
 /*
- Frees the handle of a gather. One that was not finished gives back what it holds, and the program does not wait for it.
+ Frees the handle of a gather. One that was not finished releases what it holds, and the program does not wait for it.
  NULL and a handle that was freed are ignored.
  */
 void nvme_gpu_begun_free(struct nvme_gpu_begun_t *begun);
