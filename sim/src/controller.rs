@@ -218,6 +218,7 @@ impl<M: DmaMemory> Controller<M> {
 
     /// Serves I/O queue `qid` once, unless another thread does so at this moment; returns as
     /// [`serve`](Self::serve).
+    #[cfg(feature = "std")]
     pub(crate) fn serve_if_free(&self, qid: u16, now_ns: u64) -> u32 {
         match self.device.is_running() {
             true => self.serve_work(qid, now_ns, false),
