@@ -54,8 +54,14 @@ def parts(found):
 
 
 def same(found, wanted):
+    """Equal, and sums of f32 as far as the order in which the kernel's lanes add lets them be."""
     for one, want in zip(parts(found), parts(wanted), strict=True):
-        assert one.is_cuda and one.dtype == want.dtype and torch.equal(one.cpu(), want)
+        assert one.is_cuda and one.dtype == want.dtype
+        if want.dtype != torch.float32:
+            assert torch.equal(one.cpu(), want)
+            continue
+        largest = float(want.abs().max()) if want.numel() else 0.0
+        torch.testing.assert_close(one.cpu(), want, rtol=1e-5, atol=1e-5 * largest + 1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
