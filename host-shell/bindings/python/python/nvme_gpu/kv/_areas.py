@@ -7,7 +7,7 @@ import importlib
 import importlib.metadata
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .._arguments import whole
@@ -96,6 +96,16 @@ def digest(value: Any) -> str:
     """A short text that differs where ``value``, of JSON's types, does."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def leading(found: Iterable[bool]) -> int:
+    """How many are true before the first that is not; those behind it are not asked for."""
+    count = 0
+    for one in found:
+        if not one:
+            break
+        count += 1
+    return count
 
 
 def _short(text: str) -> str:

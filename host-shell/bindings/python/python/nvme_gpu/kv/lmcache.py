@@ -26,7 +26,7 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from .._errors import NvmeGpuError, Usage, listed
 from .._pages import PagePins, PageStore, PendingPages
-from ._areas import AreaOptions, close, digest, versions
+from ._areas import AreaOptions, close, digest, leading, versions
 
 _LOG = logging.getLogger("nvme_gpu")
 _PREFIX = "nvme_gpu."
@@ -130,9 +130,9 @@ class NvmeBackend(StoragePluginInterface):
     def batched_contains(self, keys: list[Any], pin: bool = False) -> int:
         """How many of the first chunks are found."""
         if pin:
-            return _leading(self.pin(key) for key in keys)
+            return leading(self.pin(key) for key in keys)
         pages = self._pages()
-        return 0 if pages is None else _leading(pages.contains(self._keys(pages, keys)))
+        return 0 if pages is None else leading(pages.contains(self._keys(pages, keys)))
 
     async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:
         """As :meth:`batched_contains`. Chunks that it pins stay until ``batched_get_non_blocking`` has loaded those of this
@@ -270,7 +270,7 @@ class NvmeBackend(StoragePluginInterface):
             with self._lock:
                 pins = self._lookups.pop(lookup_id, [])
             _release(pins)
-        count = _leading(one is not None for one in loaded)
+        count = leading(one is not None for one in loaded)
         for obj in loaded[count:]:
             if obj is not None:
                 obj.ref_count_down()
@@ -372,16 +372,6 @@ class _Move:
 def _release(pins: Iterable[PagePins]) -> None:
     for one in pins:
         one.release()
-
-
-def _leading(found: Iterable[bool]) -> int:
-    """How many are true before the first that is not; those behind it are not asked for."""
-    count = 0
-    for one in found:
-        if not one:
-            break
-        count += 1
-    return count
 
 
 def _nbytes(shapes: Sequence[Any], dtypes: Sequence[Any]) -> int:

@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, 
 
 from .._errors import NvmeGpuError, PageMiss, Usage, listed
 from .._pages import PageStore
-from ._areas import AreaOptions, close, digest, versions
+from ._areas import AreaOptions, close, digest, leading, versions
 
 _LOG = logging.getLogger("nvme_gpu")
 # Those that SGLang itself reads from the same object.
@@ -108,7 +108,7 @@ class NvmeStorage(HiCacheStorage):
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many of the first keys are found."""
-        return _leading(self._pages().contains(self._keys(keys)))
+        return leading(self._pages().contains(self._keys(keys)))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
         """``target_location``, filled; None where the page is to be computed."""
@@ -146,13 +146,13 @@ class NvmeStorage(HiCacheStorage):
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
         """The longest prefix of which each pool has what its rule asks for."""
         there = self._pages().contains(self._keys(keys))
-        pages = _leading(there)
+        pages = leading(there)
         hits: dict[Any, int] = {PoolName.KV: pages} if pages else {}
         possible = list(range(1, pages + 1))
         for transfer in pool_transfers or []:
             of_pool = self._pages().contains(self._keys([_named(key, transfer.name) for key in keys[:pages]]))
             if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
-                last = _leading(of_pool)
+                last = leading(of_pool)
                 allowed = set(range(1, last + 1))
             elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
                 window = max(1, len(transfer.keys or []))
@@ -226,7 +226,3 @@ def _page_bytes(pool: Any) -> int:
 
 def _named(key: str, pool: Any) -> str:
     return key if pool == PoolName.KV else f"{key}.{pool}"
-
-
-def _leading(found: Sequence[bool]) -> int:
-    return next((number for number, one in enumerate(found) if not one), len(found))
