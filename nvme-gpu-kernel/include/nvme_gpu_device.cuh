@@ -22,7 +22,7 @@
 
 // Compared with that of the library by nvme_gpu_device_queues and nvme_gpu_device_rows (nvme_gpu.h), as is that of the
 // linked nvme_gpu_device.ptx by nvme_gpu_device_check: the structures below are filled by the host.
-#define NVME_GPU_DEVICE_LAYOUT 3
+#define NVME_GPU_DEVICE_LAYOUT 4
 
 // What the functions return: 0 is success; 1 to 0x7FFF is the controller's status field (status code
 // 7:0, type 10:8, do not retry 14) as in NVMe Base 2.0c, "Status Field Definition"; less than 0 is:

@@ -12,6 +12,8 @@ pub use copies::copy_units;
 #[cfg(any(feature = "gathers", feature = "scatter"))]
 pub use copies::{copy_1, copy_4, copy_16, copy_pieces};
 use core::arch::asm;
+#[cfg(feature = "gathers")]
+use nvme_core::sync::AtomicU32;
 
 /// Mask of all lanes of a warp.
 pub const FULL: u32 = u32::MAX;
@@ -364,6 +366,36 @@ pub unsafe fn load_ten(from: u64) -> [u64; 10] {
             options(nostack));
     }
     [w0, w1, w2, w3, w4, w5, w6, w7, w8, w9]
+}
+
+/// Loads sixteen words of 4 bytes side by side, each as a relaxed atomic load of the GPU's scope does.
+#[cfg(feature = "gathers")]
+#[inline(always)]
+pub fn load_sixteen(words: &[AtomicU32; 16]) -> [[u32; 4]; 4] {
+    let (a0, a1, a2, a3): (u32, u32, u32, u32);
+    let (b0, b1, b2, b3): (u32, u32, u32, u32);
+    let (c0, c1, c2, c3): (u32, u32, u32, u32);
+    let (d0, d1, d2, d3): (u32, u32, u32, u32);
+    // SAFETY: the words can be read, and all accesses to them are atomic. The host aligns them to 16 bytes.
+    unsafe {
+        asm!(
+            "ld.relaxed.gpu.global.v4.b32 {{{a0}, {a1}, {a2}, {a3}}}, [{from}];",
+            "ld.relaxed.gpu.global.v4.b32 {{{b0}, {b1}, {b2}, {b3}}}, [{from}+16];",
+            "ld.relaxed.gpu.global.v4.b32 {{{c0}, {c1}, {c2}, {c3}}}, [{from}+32];",
+            "ld.relaxed.gpu.global.v4.b32 {{{d0}, {d1}, {d2}, {d3}}}, [{from}+48];",
+            from = in(reg64) words.as_ptr() as usize as u64,
+            a0 = out(reg32) a0, a1 = out(reg32) a1, a2 = out(reg32) a2, a3 = out(reg32) a3,
+            b0 = out(reg32) b0, b1 = out(reg32) b1, b2 = out(reg32) b2, b3 = out(reg32) b3,
+            c0 = out(reg32) c0, c1 = out(reg32) c1, c2 = out(reg32) c2, c3 = out(reg32) c3,
+            d0 = out(reg32) d0, d1 = out(reg32) d1, d2 = out(reg32) d2, d3 = out(reg32) d3,
+            options(nostack));
+    }
+    [
+        [a0, a1, a2, a3],
+        [b0, b1, b2, b3],
+        [c0, c1, c2, c3],
+        [d0, d1, d2, d3],
+    ]
 }
 
 /// Loads 8 bytes; the compiler may move or merge the load.

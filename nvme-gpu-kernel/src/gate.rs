@@ -20,6 +20,9 @@
 //! With weaker fences both could miss, and the host would reset the controller under a group that still
 //! submits. Loom checks it (`tests/tests/loom/gate.rs`).
 //!
+//! Each station has its own copy of the state, since loads of one word of host memory by several blocks wait for each
+//! other. States only grow, and a copy is only ever raised, so that host threads may raise copies in any order.
+//!
 //! The words are in memory that the host and the GPU reach, and that stays mapped for as long as a launch may
 //! name them.
 
@@ -29,8 +32,8 @@ use nvme_core::sync::{AtomicU32, Order, Scope, fence_seq_cst};
 const OPEN: u32 = 0;
 /// State word: the host recovers the queues; groups may pass later.
 const CLOSED: u32 = 1;
-/// State word: the queues are gone, and no group passes again.
-const GONE: u32 = 2;
+/// State word: the queues are gone, and no group passes again; the largest of all.
+const GONE: u32 = u32::MAX - 1;
 /// Bits of the state word that hold one of these; those above count recoveries, as [`GateEpoch`].
 const STATES: u32 = 3;
 const ONE_EPOCH: u32 = STATES + 1;
@@ -40,9 +43,12 @@ const TROUBLE: usize = 16;
 /// The first station's word, 64 bytes after the trouble word, so that the host's stores and the
 /// groups' do not share a line. A shared line would go back and forth over the bus with each look.
 const STATIONS: usize = 32;
-/// Words from one station to the next: blocks that store to one line of host memory wait for each
-/// other. Models have no cache lines and keep the words side by side.
-const STRIDE: usize = if cfg!(loom) { 1 } else { 32 };
+/// Words from a station's word to its copy of the state: blocks that access one line of host memory wait for each
+/// other, and the host stores to one and the group to the other. Models have no cache lines and keep the words side by
+/// side.
+const COPY: usize = if cfg!(loom) { 1 } else { 32 };
+/// Words from one station to the next.
+const STRIDE: usize = 2 * COPY;
 
 /// Station word: no group is inside.
 const AWAY: u32 = 0;
@@ -76,6 +82,15 @@ pub enum GateRefusal {
 /// reset meanwhile, so that the commands have ended without their data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateEpoch(pub u32);
+
+#[inline(always)]
+fn epoch_of(state: u32) -> Result<GateEpoch, GateRefusal> {
+    match state & STATES {
+        OPEN => Ok(GateEpoch(state / ONE_EPOCH)),
+        CLOSED => Err(GateRefusal::ForNow),
+        _ => Err(GateRefusal::ForGood),
+    }
+}
 
 /// An admission gate over its words. Words of zero are a gate that is open, with nobody inside.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +149,7 @@ impl<'a> AdmissionGate<'a> {
         let word = word_of(station);
         self.store(word, INSIDE, Order::Relaxed);
         fence_seq_cst(Scope::Sys);
-        let passed = self.epoch();
+        let passed = epoch_of(self.load(word + COPY));
         if passed.is_err() {
             self.store(word, AWAY, Order::Release);
         }
@@ -162,17 +177,7 @@ impl<'a> AdmissionGate<'a> {
     /// The reason why it should leave.
     #[inline(always)]
     pub fn look(&self) -> Result<(), GateRefusal> {
-        self.epoch().map(|_| ())
-    }
-
-    #[inline(always)]
-    fn epoch(&self) -> Result<GateEpoch, GateRefusal> {
-        let state = self.load(STATE);
-        match state & STATES {
-            OPEN => Ok(GateEpoch(state / ONE_EPOCH)),
-            CLOSED => Err(GateRefusal::ForNow),
-            _ => Err(GateRefusal::ForGood),
-        }
+        epoch_of(self.load(STATE)).map(|_| ())
     }
 
     /// Reports to the host that a command has not ended by its deadline and that the controller needs
@@ -192,7 +197,28 @@ impl<'a> AdmissionGate<'a> {
     /// Closes the gate, on the host. Groups inside leave when they see it, or when their commands end.
     pub fn close(&self) {
         self.turn((OPEN, CLOSED), 0, Order::Relaxed);
+        // Also if another thread has closed the gate: it may not have come to the copies yet.
+        self.raise_copies(Order::Relaxed);
         fence_seq_cst(Scope::Sys);
+    }
+
+    /// Raises each station's copy to the state.
+    fn raise_copies(&self, order: Order) {
+        let Some(state) = self.words.get(STATE) else {
+            return;
+        };
+        // A read-modify-write finds the newest value; a load may find an older one.
+        let now = state.fetch_or(0, Order::Relaxed, Scope::Sys);
+        for copy in self.words[STATIONS..].iter().skip(COPY).step_by(STRIDE) {
+            let mut was = copy.load(Order::Relaxed, Scope::Sys);
+            while was < now {
+                let found = copy.compare_exchange(was, now, order, Scope::Sys);
+                if found == was {
+                    break;
+                }
+                was = found;
+            }
+        }
     }
 
     /// Changes the state if it is `from`, and adds `epochs` to its count. Several threads of the host change it: a plain
@@ -205,7 +231,10 @@ impl<'a> AdmissionGate<'a> {
         // A read-modify-write finds the newest value; a load may find an older one.
         let mut was = state.fetch_or(0, Order::Relaxed, Scope::Sys);
         while was & STATES == from {
-            let next = (was & !STATES).wrapping_add(epochs * ONE_EPOCH) | to;
+            // Past the last epoch the gate stays as it is.
+            let Some(next) = (was & !STATES | to).checked_add(epochs * ONE_EPOCH) else {
+                return false;
+            };
             let found = state.compare_exchange(was, next, order, Scope::Sys);
             if found == was {
                 return true;
@@ -240,12 +269,18 @@ impl<'a> AdmissionGate<'a> {
     /// did meanwhile. Returns false for a gate that was closed for good, also by another thread at this moment.
     pub fn open(&self) -> bool {
         self.store(TROUBLE, 0, Order::Relaxed);
-        self.turn((CLOSED, OPEN), 1, Order::Release)
+        let is_open = self.turn((CLOSED, OPEN), 1, Order::Release);
+        if is_open {
+            // Release: pairs with the acquire of a group that passes.
+            self.raise_copies(Order::Release);
+        }
+        is_open
     }
 
     /// Closes the gate for good, on the host: no group passes again, whatever other host threads do.
     pub fn close_for_good(&self) {
         self.store(STATE, GONE, Order::Relaxed);
+        self.raise_copies(Order::Relaxed);
         fence_seq_cst(Scope::Sys);
     }
 }
@@ -368,6 +403,20 @@ mod tests {
     }
 
     #[test]
+    fn each_station_sees_each_state() {
+        let words = words_of(3);
+        let gate = AdmissionGate::new(&words).unwrap();
+        let pass = || [0, 1, 2].map(|station| gate.pass(station));
+        assert_eq!(pass(), [Ok(GateEpoch(0)); 3]);
+        gate.close();
+        assert_eq!(pass(), [Err(GateRefusal::ForNow); 3]);
+        gate.open();
+        assert_eq!(pass(), [Ok(GateEpoch(1)); 3]);
+        gate.close_for_good();
+        assert_eq!(pass(), [Err(GateRefusal::ForGood); 3]);
+    }
+
+    #[test]
     fn a_gate_that_was_shut_for_good_stays_so() {
         let words = words_of(1);
         let gate = AdmissionGate::new(&words).unwrap();
@@ -397,7 +446,7 @@ mod tests {
         let words = words_of(1);
         assert!(AdmissionGate::new(&words[..STATIONS - 1]).is_none());
         let gate = AdmissionGate::new(&words).unwrap();
-        assert_eq!(gate.enter(7), Ok(()));
+        assert_eq!(gate.enter(7), Err(GateRefusal::ForGood));
         gate.leave(7);
         assert!(gate.is_idle());
     }

@@ -179,16 +179,16 @@ pub mod entries {
     pub use crate::gather::{
         nvme_begin_batched, nvme_begin_batched_mapped, nvme_check_rows, nvme_copy_rows,
         nvme_end_launch, nvme_finish_batched, nvme_finish_batched_mapped, nvme_follow_rows,
-        nvme_gather, nvme_gather_batched, nvme_gather_batched_mapped, nvme_gather_cached,
-        nvme_gather_mapped, nvme_gather_striped, nvme_gather_striped_mapped, nvme_read_listed,
-        nvme_read_ranges, nvme_widen_rows,
+        nvme_gather, nvme_gather_batched, nvme_gather_batched_cached, nvme_gather_batched_mapped,
+        nvme_gather_cached, nvme_gather_mapped, nvme_gather_striped, nvme_gather_striped_mapped,
+        nvme_read_listed, nvme_read_ranges, nvme_widen_rows,
     };
     pub use crate::scatter::nvme_scatter;
 }
 
 /// Raised when a structure that the host fills for kernels of users changes: `nvme_gpu_queues` and `nvme_gpu_rows` of
 /// `nvme_gpu_device.cuh`, and what they point to. The device library carries it.
-pub const DEVICE_LAYOUT: u32 = 3;
+pub const DEVICE_LAYOUT: u32 = 4;
 
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
 #[cfg(not(target_arch = "nvptx64"))]

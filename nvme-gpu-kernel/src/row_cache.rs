@@ -6,8 +6,8 @@
 //! are not kept here.
 //!
 //! The order of calls. A reader: [`find`](RowCache::find), which pins the line; copy;
-//! [`release`](RowCache::release). A filler, after a miss and the read of the row:
-//! [`claim`](RowCache::claim), which makes it the line's only user; copy; [`publish`](RowCache::publish).
+//! [`release`](RowCache::release). A filler, after a miss: [`claim`](RowCache::claim), which makes it the line's only
+//! user; copy, once the row was read; [`publish`](RowCache::publish), or [`abandon`](RowCache::abandon) if it was not.
 //!
 //! Writes make every line stale at once: each line has the epoch in which the read of its row began, and a
 //! line of another epoch is no hit. A writer to the drive increments the count of its side after the write
@@ -21,6 +21,8 @@ use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 
 /// Number of lines in a set; fewer for loom, whose executions grow with each load.
 pub const WAYS: usize = if cfg!(loom) { 2 } else { 16 };
+/// Attempts of a claim when others take the lines first: rows of one block often want lines of one set.
+const CLAIMS: u32 = if cfg!(loom) { 1 } else { 4 };
 /// A filler uses the line.
 const BUSY: u32 = 1;
 /// The line was read since the clock passed.
@@ -34,6 +36,46 @@ const READERS: u32 = 0xFFF * READER;
 /// Position of some bits of the row's hash, which tell most other rows apart without a load of `id`; 0 for a
 /// line that is empty or busy.
 const CHECK_SHIFT: u32 = 14;
+
+/// Counts of the host's writes that have ended: a ticket, and copies of it for groups that look at the same time, since
+/// loads of one word of host memory by several groups wait for each other.
+///
+/// A writer takes a ticket after its write has ended, and raises every copy to it before it reports success. So whoever
+/// finds a number in a copy reads what all writes with tickets up to it have written, whichever copy it is.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteCounts<'a>(&'a [AtomicU64]);
+
+/// Number of the copies.
+pub const WRITE_COPIES: usize = if cfg!(loom) { 2 } else { 32 };
+/// Words from one copy to the next: a line each.
+const COPY_WORDS: usize = if cfg!(loom) { 1 } else { 16 };
+
+/// Number of the words of [`WriteCounts`].
+pub const WRITE_WORDS: usize = (1 + WRITE_COPIES) * COPY_WORDS;
+
+/// Returns the index of the word that group `group` looks at.
+#[inline(always)]
+pub const fn write_copy(group: u32) -> usize {
+    (1 + group as usize % WRITE_COPIES) * COPY_WORDS
+}
+
+impl<'a> WriteCounts<'a> {
+    /// Makes the counts over their words, zeroed before their first use; `None` for fewer than [`WRITE_WORDS`].
+    pub fn new(words: &'a [AtomicU64]) -> Option<Self> {
+        (words.len() >= WRITE_WORDS).then_some(Self(words))
+    }
+
+    /// Counts a write that has ended, on the host.
+    #[cfg(not(target_arch = "nvptx64"))]
+    pub fn ended(&self) {
+        // Acquire and release: the ends of the writes with earlier tickets come before the copies that this one raises.
+        let ticket = self.0[0].fetch_add(1, Order::AcqRel, Scope::Sys) + 1;
+        for copy in 0..WRITE_COPIES as u32 {
+            // Release: pairs with the acquire of a gather, which then reads what was written.
+            self.0[write_copy(copy)].fetch_max(ticket, Order::Release, Scope::Sys);
+        }
+    }
+}
 
 /// A cache over its words, zeroed before their first use.
 ///
@@ -203,38 +245,62 @@ impl<'a> RowCache<'a> {
         None
     }
 
-    /// Returns the lines of a set that may hold a row, one bit for each. All words are loaded before the
-    /// first is tested, so that the loads overlap.
+    /// Returns the lines of a set that may hold a row, one bit for each.
     #[inline(always)]
     fn ways(&self, spot: LineSet) -> u32 {
-        let (mut ways, mut way) = (0, 0);
-        while way < WAYS as u32 {
-            let was = self.load(spot.first + way);
+        let mut ways = 0;
+        self.states_of(spot, |way, was| {
             ways |= u32::from(spot.may_be(was)) << way;
-            way += 1;
-        }
+        });
         ways
     }
 
+    /// Passes the number and the state of each line of a set to `see`. All words are loaded before the first is passed,
+    /// so that the loads overlap.
+    #[cfg(not(all(target_arch = "nvptx64", feature = "gathers")))]
     #[inline(always)]
-    fn load(&self, line: u32) -> u32 {
-        let state = self.state(line);
-        state.map_or(BUSY, |state| state.load(Order::Relaxed, Scope::Gpu))
+    fn states_of(&self, spot: LineSet, mut see: impl FnMut(u32, u32)) {
+        for way in 0..WAYS as u32 {
+            let state = self.state(spot.first + way);
+            let was = state.map_or(BUSY, |state| state.load(Order::Relaxed, Scope::Gpu));
+            see(way, was);
+        }
+    }
+
+    /// Passes the number and the state of each line of a set to `see`. The states of a set are half a line of memory:
+    /// four loads that overlap.
+    #[cfg(all(target_arch = "nvptx64", feature = "gathers"))]
+    #[inline(always)]
+    fn states_of(&self, spot: LineSet, mut see: impl FnMut(u32, u32)) {
+        let of_set = self.states.get(spot.first as usize..);
+        let Some(states) = of_set.and_then(|states| states.first_chunk()) else {
+            return;
+        };
+        // Constant indices: a loop would place the array on a stack.
+        let [a, b, c, d] = crate::arch::load_sixteen(states);
+        let mut four = |first: u32, of: [u32; 4]| {
+            see(first, of[0]);
+            see(first + 1, of[1]);
+            see(first + 2, of[2]);
+            see(first + 3, of[3]);
+        };
+        four(0, a);
+        four(4, b);
+        four(8, c);
+        four(12, d);
     }
 
     /// Returns the state of a set's lines for a filler of row `id` of epoch `epoch`.
     #[inline(always)]
     fn look(&self, spot: LineSet, epoch: u64) -> WayBits {
-        let (mut ways, mut way) = (WayBits::default(), 0);
-        while way < WAYS as u32 {
-            let was = self.load(spot.first + way);
+        let mut ways = WayBits::default();
+        self.states_of(spot, |way, was| {
             let is_stale = !self.is_of(spot.first + way, epoch);
             ways.may |= u32::from(spot.may_be(was)) << way;
             ways.free |= u32::from(was & (BUSY | READERS) == 0) << way;
             ways.recent |= u32::from(was & RECENT != 0) << way;
             ways.idle |= u32::from(was == 0 || is_stale) << way;
-            way += 1;
-        }
+        });
         ways
     }
 
@@ -262,7 +328,7 @@ impl<'a> RowCache<'a> {
     pub fn release(&self, line: PinnedLine) {
         if let Some(state) = self.state(line.0) {
             // Release: pairs with the acquire of the next filler's claim, which may overwrite the bytes that
-            // were read here. A row that was copied out while it is overwritten would be half of each. A row that was copied out while it is overwritten would be half of each.
+            // were read here. A row that is copied out while it is overwritten would be half of each.
             state.fetch_add(READER.wrapping_neg(), Order::Release, Scope::Gpu);
         }
     }
@@ -274,35 +340,53 @@ impl<'a> RowCache<'a> {
     #[inline(always)]
     pub fn claim(&self, id: u64, epoch: u64, hand: u32) -> Option<PinnedLine> {
         let spot = self.spot(id);
-        let ways = self.look(spot, epoch);
-        let mut may = ways.may;
-        while may != 0 {
-            // The line may be replaced right after this look; then the row is read from the drive
-            // once more, which is only slower. No pin is taken, since nothing is copied from the
-            // line here.
-            if self.holds(spot.first + may.trailing_zeros(), id, epoch) {
-                return None;
+        let (mut hand, mut left) = (hand, CLAIMS);
+        while left != 0 {
+            let ways = self.look(spot, epoch);
+            let mut may = ways.may;
+            while may != 0 {
+                // The line may be replaced right after this look; then the row is read from the drive
+                // once more, which is only slower. No pin is taken, since nothing is copied from the
+                // line here.
+                if self.holds(spot.first + may.trailing_zeros(), id, epoch) {
+                    return None;
+                }
+                may &= may - 1;
             }
-            may &= may - 1;
-        }
-        let (way, passed) = ways.victim(hand % WAYS as u32)?;
-        let mut marked = passed;
-        while marked != 0 {
-            if let Some(state) = self.state(spot.first + marked.trailing_zeros()) {
-                state.fetch_and(!RECENT, Order::Relaxed, Scope::Gpu);
+            let (way, passed) = ways.victim(hand % WAYS as u32)?;
+            let mut marked = passed;
+            while marked != 0 {
+                if let Some(state) = self.state(spot.first + marked.trailing_zeros()) {
+                    state.fetch_and(!RECENT, Order::Relaxed, Scope::Gpu);
+                }
+                marked &= marked - 1;
             }
-            marked &= marked - 1;
+            let line = spot.first + way;
+            let state = self.state(line)?;
+            let was = state.load(Order::Relaxed, Scope::Gpu);
+            // Acquire: pairs with the release of the earlier readers, so that their loads come before the
+            // filler's stores.
+            if was & (BUSY | READERS) == 0
+                && state.compare_exchange(was, BUSY, Order::Acquire, Scope::Gpu) == was
+            {
+                return Some(PinnedLine(line));
+            }
+            // Another group was first; the next look is from another line on.
+            hand = hand.wrapping_add(1);
+            left -= 1;
         }
-        let line = spot.first + way;
-        let state = self.state(line)?;
-        let was = state.load(Order::Relaxed, Scope::Gpu);
-        if was & (BUSY | READERS) != 0 {
-            return None;
+        None
+    }
+
+    /// Gives the claimed line back without a row.
+    #[cfg(any(feature = "gathers", not(target_arch = "nvptx64")))]
+    #[inline(always)]
+    pub fn abandon(&self, line: PinnedLine) {
+        if let Some(state) = self.state(line.0) {
+            // Relaxed: the line's bytes were not touched. An addition, as in `publish`: the line is then empty, since a
+            // claim has cleared all other bits but the count of readers.
+            state.fetch_add(BUSY.wrapping_neg(), Order::Relaxed, Scope::Gpu);
         }
-        // Acquire: pairs with the release of the earlier readers, so that their loads come before the
-        // filler's stores.
-        let seen = state.compare_exchange(was, BUSY, Order::Acquire, Scope::Gpu);
-        (seen == was).then_some(PinnedLine(line))
     }
 
     /// Publishes the claimed line as row `id`, whose read began in epoch `epoch`.
@@ -360,6 +444,20 @@ mod tests {
             RowCache::new(&words.0[..15], &words.1, &words.2).map(drop),
             None
         );
+    }
+
+    #[test]
+    fn an_abandoned_line_holds_nothing_and_is_the_next_to_be_claimed() {
+        let words = Words::new(WAYS);
+        let cache = words.cache();
+        for id in 0..WAYS as u64 {
+            let line = cache.claim(id, 0, 0).unwrap();
+            cache.publish(line, id, 0);
+        }
+        let line = cache.claim(100, 0, 3).unwrap();
+        cache.abandon(line);
+        assert_eq!(cache.find(100, 0), None);
+        assert_eq!(cache.claim(101, 0, 9), Some(line));
     }
 
     #[test]

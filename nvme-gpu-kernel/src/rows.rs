@@ -116,13 +116,11 @@ const _: () = assert!(size_of::<GatherLaunch>() == 176);
 const _: () = assert!(offset_of!(GatherLaunch, first_byte) == 104);
 const _: () = assert!(offset_of!(GatherLaunch, timeout_ns) == 128);
 
-/// Parameters of a launch that gathers rows through a cache of rows: `nvme_gather_cached`.
+/// A cache of rows, as launches find it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct CachedGather {
-    /// Parameters of the gather. Its `unit_shift` holds for `data` and `line_bytes`, too.
-    pub gather: GatherLaunch,
-    /// Address of the states of the [`RowCache`](crate::row_cache::RowCache), a `u32` for each line.
+pub struct CacheWords {
+    /// Address of the states of the [`RowCache`](crate::row_cache::RowCache), a `u32` for each line; a multiple of 16.
     pub states: u64,
     /// Address of the ids of its lines, a `u64` each.
     pub ids: u64,
@@ -130,7 +128,7 @@ pub struct CachedGather {
     pub epochs: u64,
     /// Address of `line_bytes` bytes for each line.
     pub data: u64,
-    /// Address of a `u64` in host memory: the number of writes of the host that have ended.
+    /// Address of the [`WriteCounts`](crate::row_cache::WriteCounts) in host memory: writes of the host that have ended.
     pub written_by_host: u64,
     /// Address of a `u64` in GPU memory: the number of blocks of scatters that have ended.
     pub written_by_gpu: u64,
@@ -138,6 +136,16 @@ pub struct CachedGather {
     pub lines: u32,
     /// Distance of the lines in bytes: the bytes of a row, rounded up to 16.
     pub line_bytes: u32,
+}
+
+/// Parameters of a launch that gathers rows through a cache of rows: `nvme_gather_cached`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CachedGather {
+    /// Parameters of the gather. Its `unit_shift` holds for the bytes of the cache, too.
+    pub gather: GatherLaunch,
+    /// The cache.
+    pub cache: CacheWords,
 }
 
 /// Parameters of a launch that gathers rows by queues that its blocks own: `nvme_gather_batched`.
@@ -155,6 +163,17 @@ pub struct Batched {
     pub rows_of_block: u32,
     /// 0.
     pub reserved: u32,
+}
+
+/// Parameters of a launch that gathers rows through a cache of rows, by queues that its blocks own:
+/// `nvme_gather_batched_cached`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CachedBatched {
+    /// Parameters of the gather. Its `unit_shift` holds for the bytes of the cache, too.
+    pub batched: Batched,
+    /// The cache.
+    pub cache: CacheWords,
 }
 
 /// Bytes from the record of a block to that of the next one: blocks that write to one line wait for each other.

@@ -76,6 +76,20 @@ impl AtomicU64 {
     pub fn load_settled(&self, _scope: Scope) -> u64 {
         self.load(Order::Relaxed, _scope)
     }
+
+    /// Adds `value`, wrapping; returns the previous value.
+    #[inline]
+    pub fn fetch_add(&self, value: u64, order: Order, _scope: Scope) -> u64 {
+        note!("add", order, _scope, self);
+        self.0.fetch_add(value, ordering(order))
+    }
+
+    /// Raises the value to `value` if it is smaller; returns the previous value.
+    #[inline]
+    pub fn fetch_max(&self, value: u64, order: Order, _scope: Scope) -> u64 {
+        note!("max", order, _scope, self);
+        self.0.fetch_max(value, ordering(order))
+    }
 }
 
 impl AtomicU32 {

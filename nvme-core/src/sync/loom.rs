@@ -191,6 +191,20 @@ impl AtomicU64 {
         self.1.settled.with_mut(|_| ());
         self.0.load(Ordering::Relaxed)
     }
+
+    /// Adds `value`, wrapping; returns the previous value.
+    #[track_caller]
+    pub fn fetch_add(&self, value: u64, order: Order, _scope: Scope) -> u64 {
+        self.2.store(true, Ordering::Relaxed);
+        self.0.fetch_add(value, ordering(at_site(order)))
+    }
+
+    /// Raises the value to `value` if it is smaller; returns the previous value.
+    #[track_caller]
+    pub fn fetch_max(&self, value: u64, order: Order, _scope: Scope) -> u64 {
+        self.2.store(true, Ordering::Relaxed);
+        self.0.fetch_max(value, ordering(at_site(order)))
+    }
 }
 
 /// loom's fence.

@@ -21,9 +21,9 @@ use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_core::{BatchEnds, BatchQueue, MemberCommand, SubmitError};
 
 /// log2 of the least unit: lengths of rows, and their addresses in the slots and in the output, are multiples of it.
-const LEAST_SHIFT: u32 = 2;
+pub(super) const LEAST_SHIFT: u32 = 2;
 /// Word of a row that is not copied, in place of its first byte in its slot.
-const NOWHERE: u32 = u32::MAX;
+pub(super) const NOWHERE: u32 = u32::MAX;
 
 entry! {
     #[cfg(feature = "rows")]
@@ -97,7 +97,7 @@ pub(super) fn command<'d>(
 
 /// Returns the first byte of the row at `place` in its slot, a multiple of 4.
 #[inline(always)]
-fn in_slot(rows: &GatherLaunch, place: RowBlocks) -> u32 {
+pub(super) fn in_slot(rows: &GatherLaunch, place: RowBlocks) -> u32 {
     (place.byte - (place.block << rows.block_shift)) as u32
 }
 
@@ -364,7 +364,7 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
 
 /// Returns the code of a read that was submitted, and waited for, with these results.
 #[inline(always)]
-fn ended<L, E>(
+pub(super) fn ended<L, E>(
     (submitted, left): (Result<(), SubmitError>, Result<L, E>),
     status: Option<Status>,
 ) -> i32 {
@@ -378,9 +378,10 @@ fn ended<L, E>(
 
 /// The units of 16, 8 or 4 bytes that a thread copies. The units of all rows, in their order, are dealt to the threads
 /// of the block in turn. Neighbouring threads thus store neighbouring units, which leave the GPU as whole lines.
-struct UnitSteps {
+#[derive(Clone, Copy)]
+pub(super) struct UnitSteps {
     /// Row of the next unit; `unit` is the number of that unit in the row.
-    row: u32,
+    pub row: u32,
     unit: u32,
     /// Units of a row, and whole rows and units from one to the next.
     units: u32,
@@ -391,7 +392,7 @@ struct UnitSteps {
 impl UnitSteps {
     /// Starts at the thread's first unit. The divisions are done here, while the reads have not begun.
     #[inline(always)]
-    fn new(units: u32) -> Self {
+    pub fn new(units: u32) -> Self {
         // Never by zero: a row has at least one unit.
         let split = |count: u32| {
             let rows = count.checked_div(units).unwrap_or(u32::MAX);
@@ -409,7 +410,7 @@ impl UnitSteps {
 
     /// Returns row and byte of the unit of `1 << shift` bytes, and advances to the thread's next one.
     #[inline(always)]
-    fn next(&mut self, shift: u32) -> (u32, u64) {
+    pub fn next(&mut self, shift: u32) -> (u32, u64) {
         let at = (self.row, u64::from(self.unit) << shift);
         let unit = self.unit + self.rest;
         let is_over = unit >= self.units;

@@ -12,6 +12,8 @@
 
 mod batched;
 #[cfg(feature = "rows")]
+mod cached;
+#[cfg(feature = "rows")]
 mod end;
 mod failed;
 #[cfg(feature = "rows")]
@@ -29,6 +31,8 @@ mod wide;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use batched::nvme_gather_batched;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use cached::nvme_gather_batched_cached;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use end::nvme_end_launch;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -49,10 +53,10 @@ use crate::arch;
 use crate::groups::WholeBlock;
 use crate::launch::{self, WarpContext, WarpFailures};
 use crate::launch_end;
-use crate::row_cache::{RowCache, epoch};
+use crate::row_cache::{RowCache, epoch, write_copy};
 use crate::rows::{
-    BLOCK_THREADS, BLOCK_WARPS, CachedGather, GatherLaunch, ListHead, ListedLaunch, RangeSplit,
-    RangesLaunch, STATION_CELLS, StripedGather, WARP_BYTES, code, worst,
+    BLOCK_THREADS, BLOCK_WARPS, CacheWords, CachedGather, GatherLaunch, ListHead, ListedLaunch,
+    RangeSplit, RangesLaunch, STATION_CELLS, StripedGather, WARP_BYTES, code, worst,
 };
 use crate::station::{self, NO_STATION};
 use map::{OneRange, RowMap};
@@ -84,8 +88,15 @@ entry! {
     /// As [`nvme_gather`]; the words of the cache are valid as [`CachedGather`] documents.
     pub unsafe fn nvme_gather_cached(rows: CachedGather) {
         // SAFETY: the host vouches for the words of the cache.
-        let Some(cache) = (unsafe { cache_of(&rows) }) else {
+        let Some(cache) = (unsafe { cache_of(&rows.cache) }) else {
             return;
+        };
+        let cache = CacheOf {
+            cache,
+            // SAFETY: as above.
+            epoch: unsafe { epoch_of(&rows.cache, arch::block() * BLOCK_WARPS + arch::thread() / 32) },
+            data: rows.cache.data,
+            line_bytes: rows.cache.line_bytes,
         };
         // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { gather(&rows.gather, Some(cache), None) }
@@ -177,36 +188,43 @@ entry! {
 /// Returns the launch's cache; `None` without lines.
 ///
 /// # Safety
-/// As [`nvme_gather_cached`].
+/// The words are valid as [`CacheWords`] documents.
 #[inline(always)]
-unsafe fn cache_of(rows: &CachedGather) -> Option<CacheOf<'_>> {
-    let lines = rows.lines as usize;
+unsafe fn cache_of(words: &CacheWords) -> Option<RowCache<'_>> {
+    let lines = words.lines as usize;
     if lines == 0 {
         return None;
     }
-    // SAFETY: the host vouches for as many words of each kind as there are lines, used through atomics alone,
-    // and for both counts of writes.
-    let (states, ids, epochs, by_host, by_gpu) = unsafe {
+    // SAFETY: the host vouches for as many words of each kind as there are lines, used through atomics alone.
+    let (states, ids, epochs) = unsafe {
         (
-            core::slice::from_raw_parts(rows.states as usize as *const AtomicU32, lines),
-            core::slice::from_raw_parts(rows.ids as usize as *const AtomicU64, lines),
-            core::slice::from_raw_parts(rows.epochs as usize as *const AtomicU64, lines),
-            &*(rows.written_by_host as usize as *const AtomicU64),
-            &*(rows.written_by_gpu as usize as *const AtomicU64),
+            core::slice::from_raw_parts(words.states as usize as *const AtomicU32, lines),
+            core::slice::from_raw_parts(words.ids as usize as *const AtomicU64, lines),
+            core::slice::from_raw_parts(words.epochs as usize as *const AtomicU64, lines),
         )
     };
-    let cache = RowCache::new(states, ids, epochs)?;
-    Some(CacheOf {
-        cache,
-        // Acquire: pairs with the writer that incremented the count after its write; reads of the drive that
-        // come later cannot return older data.
-        epoch: epoch(
-            by_host.load(Order::Acquire, Scope::Sys),
-            by_gpu.load(Order::Acquire, Scope::Gpu),
-        ),
-        data: rows.data,
-        line_bytes: rows.line_bytes,
-    })
+    RowCache::new(states, ids, epochs)
+}
+
+/// Returns the epoch of the reads that the calling thread begins afterwards; warp `warp` of the launch calls it.
+///
+/// # Safety
+/// As [`cache_of`].
+#[inline(always)]
+unsafe fn epoch_of(words: &CacheWords, warp: u32) -> u64 {
+    // SAFETY: the host vouches for the counts of writes.
+    let (by_host, by_gpu) = unsafe {
+        (
+            &*(words.written_by_host as usize as *const AtomicU64).add(write_copy(warp)),
+            &*(words.written_by_gpu as usize as *const AtomicU64),
+        )
+    };
+    // Acquire: pairs with the writer that incremented the count after its write; reads of the drive that come later
+    // cannot return older data.
+    epoch(
+        by_host.load(Order::Acquire, Scope::Sys),
+        by_gpu.load(Order::Acquire, Scope::Gpu),
+    )
 }
 
 /// Gathers all rows.

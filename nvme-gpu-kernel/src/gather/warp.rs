@@ -523,7 +523,7 @@ impl<'r, M: RowMap> GatherWarp<'r, '_, M> {
 
 /// Returns the lowest of the lanes that want the same row. Every lane of the warp calls it.
 #[inline(always)]
-fn leader_of(id: u64, wants: bool) -> u32 {
+pub(super) fn leader_of(id: u64, wants: bool) -> u32 {
     let key = match wants {
         true => id,
         false => 1 << 63 | u64::from(arch::lane()),

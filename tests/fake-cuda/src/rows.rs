@@ -8,13 +8,13 @@ use nvme_gpu_kernel::entries;
 use nvme_gpu_kernel::extents::MappedLaunch;
 use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
 use nvme_gpu_kernel::rows::{
-    Batched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, HalvedGather, ListedLaunch,
-    RangesLaunch, SCATTER_ROWS, ScatterLaunch, StripedGather, WidenLaunch,
+    Batched, CachedBatched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, HalvedGather,
+    ListedLaunch, RangesLaunch, SCATTER_ROWS, ScatterLaunch, StripedGather, WidenLaunch,
 };
 use std::rc::Rc;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 19] = [
+pub const NAMES: [&std::ffi::CStr; 20] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
@@ -34,6 +34,7 @@ pub const NAMES: [&std::ffi::CStr; 19] = [
     c"nvme_begin_batched_mapped",
     c"nvme_finish_batched_mapped",
     c"nvme_gather_striped_mapped",
+    c"nvme_gather_batched_cached",
 ];
 
 /// Blocks that run at a time.
@@ -95,6 +96,7 @@ launches! {
     begin_batched nvme_begin_batched HalvedGather;
     finish_batched nvme_finish_batched HalvedGather;
     gather_cached nvme_gather_cached CachedGather;
+    gather_batched_cached nvme_gather_batched_cached CachedBatched;
     gather_mapped nvme_gather_mapped MappedLaunch<GatherLaunch>;
     gather_batched_mapped nvme_gather_batched_mapped MappedLaunch<Batched>;
     begin_batched_mapped nvme_begin_batched_mapped MappedLaunch<HalvedGather>;

@@ -14,8 +14,8 @@ use crate::{
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::extents::MappedLaunch;
 use nvme_gpu_kernel::rows::{
-    Batched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, HalvedGather, ListedLaunch,
-    RangesLaunch, ScatterLaunch, StripedGather, WidenLaunch,
+    Batched, CachedBatched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, HalvedGather,
+    ListedLaunch, RangesLaunch, ScatterLaunch, StripedGather, WidenLaunch,
 };
 use nvme_gpu_kernel::work::LaunchArguments;
 use std::ffi::{CStr, c_int, c_longlong, c_uint, c_void};
@@ -481,6 +481,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: this kernel takes one `StripedGather` with a map.
             let mapped = unsafe { **parameters.cast::<*const MappedLaunch<StripedGather>>() };
             Arc::new(move || rows::gather_striped_mapped(mapped, grid, block))
+        }
+        (None, name) if name == rows::NAMES[19] => {
+            // SAFETY: this kernel takes one `CachedBatched`.
+            let cached = unsafe { **parameters.cast::<*const CachedBatched>() };
+            Arc::new(move || rows::gather_batched_cached(cached, grid, block))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `GatherLaunch`.

@@ -15,6 +15,7 @@ mod flash;
 mod gather;
 mod halves;
 mod hazards;
+mod kept;
 mod late;
 mod layers;
 mod lifetimes;
@@ -142,6 +143,7 @@ fn main() -> ExitCode {
     data::all(&mut report, &bench);
     gather::all(&mut report, &bench);
     owned::all(&mut report, &bench);
+    kept::all(&mut report, &bench);
     halves::all(&mut report, &bench);
     stations::all(&mut report, &bench);
     scatter::all(&mut report, &bench);

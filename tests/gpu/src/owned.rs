@@ -27,13 +27,17 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("gather/owned/fault/over-and-over", |_| outages(bench, 100));
     for (name, fault) in FAULTS {
         report.test(&format!("gather/owned/fault/{name}"), |_| {
-            faults(bench, (name, fault), ROWS)
+            faults(bench, (name, fault), ROWS, None)
         });
     }
 }
 
 /// Runs `work`; fails unless it made this number of gathers by owned queues and by shared ones.
-fn counted(drive: &Drive, counts: (u64, u64), work: impl FnOnce() -> Outcome<()>) -> Outcome<()> {
+pub fn counted(
+    drive: &Drive,
+    counts: (u64, u64),
+    work: impl FnOnce() -> Outcome<()>,
+) -> Outcome<()> {
     let before = drive.store().stats();
     work()?;
     let after = drive.store().stats();
@@ -51,7 +55,7 @@ fn counted(drive: &Drive, counts: (u64, u64), work: impl FnOnce() -> Outcome<()>
 }
 
 /// Gathers `ids`, every row compared; all have to be read.
-fn gather(drive: &Drive, table: RowTable, ids: Vec<i64>, pad: u64) -> Outcome<()> {
+pub fn gather(drive: &Drive, table: RowTable, ids: Vec<i64>, pad: u64) -> Outcome<()> {
     let job = Job::new(drive, table, ids, true, pad)?;
     let codes = drive.run(&job)?;
     match codes.iter().all(|code| *code == code::OK) {

@@ -3,7 +3,7 @@
 use loom::cell::UnsafeCell;
 use loom::thread;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use nvme_gpu_kernel::row_cache::{RowCache, WAYS, epoch};
+use nvme_gpu_kernel::row_cache::{RowCache, WAYS, WRITE_WORDS, WriteCounts, epoch, write_copy};
 use nvme_tests::model::{Bound, check};
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ struct Set {
     /// The drive's row: a bit for each write.
     drive: AtomicU32,
     /// Number of ended writes, of the host and of the GPU.
-    by_host: AtomicU32,
+    by_host: Vec<AtomicU64>,
     by_gpu: AtomicU32,
 }
 
@@ -36,7 +36,7 @@ impl Set {
             halves: [AtomicU64::new(0), AtomicU64::new(0)],
             bytes: UnsafeCell::new(()),
             drive: AtomicU32::new(0),
-            by_host: AtomicU32::new(0),
+            by_host: (0..WRITE_WORDS).map(|_| AtomicU64::new(0)).collect(),
             by_gpu: AtomicU32::new(0),
         }
     }
@@ -45,12 +45,27 @@ impl Set {
         RowCache::new(&self.states, &self.ids, &self.epochs).unwrap()
     }
 
+    /// Counts a write of the host that has ended.
+    fn wrote(&self) {
+        WriteCounts::new(&self.by_host).unwrap().ended();
+    }
+
+    /// Returns the epoch of a gather of group `group`.
+    fn epoch(&self, group: u32) -> u64 {
+        epoch(
+            self.by_host[write_copy(group)].load(Order::Acquire, Scope::Sys),
+            self.by_gpu.load(Order::Acquire, Scope::Gpu).into(),
+        )
+    }
+
     /// Gathers row `id`, whose bytes on the drive are `row`: from the line, or from the drive and then into the line.
     fn gather(&self, id: u64, row: impl Fn() -> u64) -> u64 {
-        let epoch = epoch(
-            self.by_host.load(Order::Acquire, Scope::Sys).into(),
-            self.by_gpu.load(Order::Acquire, Scope::Gpu).into(),
-        );
+        self.gather_as(0, id, row)
+    }
+
+    /// Does the same as group `group`.
+    fn gather_as(&self, group: u32, id: u64, row: impl Fn() -> u64) -> u64 {
+        let epoch = self.epoch(group);
         let cache = self.cache();
         if let Some(line) = cache.find(id, epoch) {
             self.bytes.with(|_| ());
@@ -61,13 +76,33 @@ impl Set {
         }
         let row = row();
         if let Some(line) = cache.claim(id, epoch, 0) {
-            self.bytes.with_mut(|_| ());
-            for half in &self.halves {
-                half.store(row, Order::Relaxed, Scope::Gpu);
-            }
+            self.fill(row);
             cache.publish(line, id, epoch);
         }
         row
+    }
+
+    /// Does the same with a line that is claimed before the row is read; `None` if the read fails.
+    fn gather_early(&self, id: u64, row: impl Fn() -> Option<u64>) -> Option<u64> {
+        let epoch = self.epoch(0);
+        let claimed = self.cache().claim(id, epoch, 0);
+        let row = row();
+        match (claimed, row) {
+            (Some(line), Some(row)) => {
+                self.fill(row);
+                self.cache().publish(line, id, epoch);
+            }
+            (Some(line), None) => self.cache().abandon(line),
+            (None, _) => {}
+        }
+        row
+    }
+
+    fn fill(&self, row: u64) {
+        self.bytes.with_mut(|_| ());
+        for half in &self.halves {
+            half.store(row, Order::Relaxed, Scope::Gpu);
+        }
     }
 }
 
@@ -93,6 +128,26 @@ fn gathers_of_two_rows_share_a_line() {
 }
 
 #[test]
+fn a_line_that_is_claimed_before_the_read_holds_the_row_or_nothing() {
+    check(
+        "a row out of a line that others claim early, and give back, is the row that was asked for",
+        Bound::Preemptions(2),
+        || {
+            let set = Arc::new(Set::new());
+            let other = set.clone();
+            let group = thread::spawn(move || {
+                assert_eq!(other.gather_early(22, || None), None);
+                assert_eq!(other.gather_early(11, || Some(1100)), Some(1100));
+            });
+            for id in [11, 22] {
+                assert_eq!(set.gather(id, || id * 100), id * 100);
+            }
+            group.join().unwrap();
+        },
+    );
+}
+
+#[test]
 fn a_gather_after_a_write_sees_it() {
     check(
         "a gather that begins after a write has returned gives what was written",
@@ -106,7 +161,30 @@ fn a_gather_after_a_write_sees_it() {
                 assert!(row == 0 || row == 1);
             });
             set.drive.store(1, Order::Release, Scope::Sys);
-            set.by_host.fetch_add(1, Order::Release, Scope::Sys);
+            set.wrote();
+            for _ in 0..2 {
+                assert_eq!(set.gather(5, || of_drive(&set)), 1);
+            }
+            group.join().unwrap();
+        },
+    );
+}
+
+#[test]
+fn an_early_claim_beside_a_write_leaves_no_old_row() {
+    check(
+        "a row that was claimed before a write, and read before it, is stale after it",
+        Bound::Preemptions(2),
+        || {
+            let set = Arc::new(Set::new());
+            let of_drive = |set: &Set| u64::from(set.drive.load(Order::Acquire, Scope::Sys));
+            let other = set.clone();
+            let group = thread::spawn(move || {
+                let row = other.gather_early(5, || Some(of_drive(&other)));
+                assert!(matches!(row, Some(0 | 1)));
+            });
+            set.drive.store(1, Order::Release, Scope::Sys);
+            set.wrote();
             for _ in 0..2 {
                 assert_eq!(set.gather(5, || of_drive(&set)), 1);
             }
@@ -129,7 +207,7 @@ fn a_gather_sees_the_write_before_it_whichever_side_wrote() {
             let (host, gpu) = (set.clone(), set.clone());
             let by_host = thread::spawn(move || {
                 host.drive.fetch_or(1, Order::AcqRel, Scope::Sys);
-                host.by_host.fetch_add(1, Order::Release, Scope::Sys);
+                host.wrote();
                 assert_eq!(host.gather(5, || of_drive(&host)) & 1, 1);
             });
             let by_gpu = thread::spawn(move || {
@@ -139,6 +217,32 @@ fn a_gather_sees_the_write_before_it_whichever_side_wrote() {
             });
             by_host.join().unwrap();
             by_gpu.join().unwrap();
+        },
+    );
+}
+
+/// The counts of two writers come to the copies in any order.
+#[test]
+fn groups_that_look_at_different_copies_see_each_write_that_has_ended() {
+    check(
+        "a gather that begins after a write of the host gives what was written, whichever copy of the count it loads",
+        Bound::Preemptions(2),
+        || {
+            let set = Arc::new(Set::new());
+            let of_drive = |set: &Set| u64::from(set.drive.fetch_or(0, Order::AcqRel, Scope::Sys));
+            let writers = [0, 1].map(|group: u32| {
+                let set = set.clone();
+                thread::spawn(move || {
+                    set.drive.fetch_or(1 << group, Order::AcqRel, Scope::Sys);
+                    set.wrote();
+                    let row = set.gather_as(group, 5, || of_drive(&set));
+                    assert_ne!(row & 1 << group, 0);
+                })
+            });
+            for writer in writers {
+                writer.join().unwrap();
+            }
+            assert_eq!(set.gather_as(0, 5, || of_drive(&set)), 3);
         },
     );
 }

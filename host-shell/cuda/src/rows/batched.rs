@@ -11,6 +11,11 @@ use std::sync::atomic::Ordering;
 const FEW_ROWS: u64 = 8;
 /// Rows of a block of a gather in halves: the caller's work hides the time of the drive, and fewer queues stay taken.
 const HALF_ROWS: u64 = 16;
+/// Rows of a block of a gather through a cache: the drive reads few of them, and rows that come again in a block are read
+/// once.
+const CACHED_ROWS: u64 = 64;
+/// Bytes of a gather through a cache, as a multiple of those that may all be read from the drive.
+const CACHED_TIMES: u64 = 8;
 /// Threads of a block at least: the first two warps end a block side by side.
 const FEW_THREADS: u64 = 64;
 /// log2 of the bytes in whose multiples rows lie on the drive and in the output.
@@ -38,6 +43,16 @@ impl GpuRows {
         let limits = (self.most_of_block, self.owned_bytes);
         let shape = OwnedShape::of(launch, (self.owned, FEW_ROWS), limits)?;
         Some((self.owned_launch(launch, shape, map)?, shape))
+    }
+
+    /// Returns the same as [`batched`](Self::batched) for a gather through a cache.
+    pub(super) fn batched_cached(&self, launch: &GatherLaunch) -> Option<(Batched, OwnedShape)> {
+        let limits = (
+            self.most_of_block,
+            self.owned_bytes.saturating_mul(CACHED_TIMES),
+        );
+        let shape = OwnedShape::of(launch, (self.owned, CACHED_ROWS), limits)?;
+        Some((self.owned_launch(launch, shape, None)?, shape))
     }
 
     /// Returns the same as [`batched`](Self::batched) for the two launches of a gather in halves: its blocks take the

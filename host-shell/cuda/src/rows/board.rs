@@ -11,9 +11,9 @@ use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_driver::dma::DmaPages;
 use nvme_driver::error::Result;
 use nvme_gpu_kernel::gate::{self, AdmissionGate};
+use nvme_gpu_kernel::row_cache::{WRITE_WORDS, WriteCounts};
 use nvme_gpu_kernel::rows::{LaunchSummary, of_worst};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64 as WriteCount, Ordering};
 
 /// A [`LaunchSummary`] as the host reads it while a kernel writes it.
 #[derive(Debug)]
@@ -78,12 +78,13 @@ impl LaunchMailbox {
         AdmissionGate::new(words).unwrap_or_else(|| unreachable!())
     }
 
-    /// Returns the number of writes of the host that have ended.
-    fn written(&self) -> &WriteCount {
+    /// Returns the counts of the host's writes that have ended.
+    fn written(&self) -> WriteCounts<'_> {
         let start = self.pages.start().wrapping_add(gate_bytes(self.gate_words));
-        // SAFETY: the word lies inside the pages, aligned to 64 bytes, alive as long as the borrow, and used as an
-        // atomic alone. A GPU may store to the word at any time.
-        unsafe { &*start.cast::<WriteCount>() }
+        // SAFETY: the words lie inside the pages, zeroed and aligned to 64 bytes, alive as long as the borrow, and used
+        // as atomics alone.
+        let words = unsafe { std::slice::from_raw_parts(start.cast::<AtomicU64>(), WRITE_WORDS) };
+        WriteCounts::new(words).unwrap_or_else(|| unreachable!())
     }
 
     fn summaries(&self) -> &[SummaryWords] {
@@ -126,16 +127,14 @@ impl LaunchMailbox {
         self.registered.address()
     }
 
-    /// Returns the GPU's address of the count of writes.
+    /// Returns the GPU's address of the counts of writes.
     pub fn written_address(&self) -> u64 {
         self.registered.address() + gate_bytes(self.gate_words) as u64
     }
 
     /// Counts a write that has ended.
     pub fn wrote(&self) {
-        // Release: pairs with the acquire load of the count by a gather's kernel. A gather that sees the new
-        // count also reads the bytes that were written, and treats older lines of its cache as stale.
-        self.written().fetch_add(1, Ordering::Release);
+        self.written().ended();
     }
 
     /// Returns the GPU's address of summary `index`.
@@ -176,7 +175,7 @@ fn gate_bytes(words: usize) -> usize {
     (words * size_of::<AtomicU32>()).next_multiple_of(64)
 }
 
-/// Bytes before the summaries: the gate, and a line for the count of writes.
+/// Bytes before the summaries: the gate, and the counts of writes.
 fn head(gate_words: usize) -> usize {
-    gate_bytes(gate_words) + 64
+    gate_bytes(gate_words) + WRITE_WORDS * size_of::<AtomicU64>()
 }

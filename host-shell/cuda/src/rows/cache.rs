@@ -8,13 +8,13 @@ use crate::leftovers;
 use crate::memory::DeviceMemory;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::row_cache::WAYS;
-use nvme_gpu_kernel::rows::{CachedGather, GatherLaunch};
+use nvme_gpu_kernel::rows::CacheWords;
 use std::sync::Arc;
 
 /// Bytes of the words of a line.
 const WORDS: u64 = 8 + 8 + 4;
 /// Lines that a cache has at most.
-const MOST: u64 = 1 << 31;
+const MOST: u64 = (1 << 31) - WAYS as u64;
 
 /// A cache of rows of one table: its memory on the GPU. Launches that name it keep it until they have ended, and graphs for
 /// as long as they may run one.
@@ -66,12 +66,11 @@ impl TableCache {
         Some(Arc::clone(&self.memory) as _)
     }
 
-    /// Returns the launch by way of the cache.
-    pub(super) fn launch(&self, gather: GatherLaunch) -> CachedGather {
+    /// Returns the words of the cache for a launch.
+    pub(super) fn words(&self) -> CacheWords {
         let lines = u64::from(self.lines);
         let words = self.memory.words.address();
-        CachedGather {
-            gather,
+        CacheWords {
             ids: words,
             epochs: words + 8 * lines,
             states: words + 16 * lines,

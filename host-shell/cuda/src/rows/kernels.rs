@@ -23,6 +23,8 @@ pub(super) struct RowKernels {
     pub begin_batched: KernelFunction,
     pub finish_batched: KernelFunction,
     pub gather_cached: KernelFunction,
+    /// Kernel of gathers of few rows through a cache.
+    pub gather_batched_cached: KernelFunction,
     pub gather_striped: KernelFunction,
     pub read_ranges: KernelFunction,
     pub read_listed: KernelFunction,
@@ -46,6 +48,7 @@ impl RowKernels {
             begin_batched: gathers.function("nvme_begin_batched")?,
             finish_batched: gathers.function("nvme_finish_batched")?,
             gather_cached: gathers.function("nvme_gather_cached")?,
+            gather_batched_cached: gathers.function("nvme_gather_batched_cached")?,
             gather_striped: gathers.function("nvme_gather_striped")?,
             read_ranges: gathers.function("nvme_read_ranges")?,
             read_listed: gathers.function("nvme_read_listed")?,

@@ -65,7 +65,8 @@ use nvme_driver::error::{Error, Result};
 use nvme_driver::widen::{FailedContent, RowConversion};
 use nvme_gpu_kernel::QueueArray;
 use nvme_gpu_kernel::rows::{
-    BLOCK_THREADS, BLOCK_WARPS, GatherLaunch, STATION_BYTES, STATION_CELLS, WARP_BYTES, slot_bytes,
+    BLOCK_THREADS, BLOCK_WARPS, CachedBatched, CachedGather, GatherLaunch, STATION_BYTES,
+    STATION_CELLS, WARP_BYTES, slot_bytes,
 };
 use parameters::LaunchParameters;
 use slot::{LaunchSlot, Named};
@@ -321,9 +322,22 @@ impl GpuRows {
     ) -> Result<()> {
         let counts = &self.state.counts;
         if let Some(cache) = ways.cache {
+            let cache = cache.words();
+            if let Some((batched, shape)) = self.batched_cached(&launch) {
+                counts.owned.fetch_add(1, Ordering::Relaxed);
+                let size = (shape.blocks, shape.threads);
+                let cached = CachedBatched { batched, cache };
+                // SAFETY: the kernel takes one `CachedBatched`; the caller vouches for its addresses.
+                return unsafe {
+                    kernels.launch_of(stream, kernels.gather_batched_cached, size, &cached)
+                };
+            }
             counts.shared.fetch_add(1, Ordering::Relaxed);
-            let cached = cache.launch(launch);
-            // SAFETY: the kernel takes one `Cached`; the caller vouches for its addresses.
+            let cached = CachedGather {
+                gather: launch,
+                cache,
+            };
+            // SAFETY: the kernel takes one `CachedGather`; the caller vouches for its addresses.
             return unsafe { kernels.launch(stream, kernels.gather_cached, blocks, &cached) };
         }
         if let Some((batched, shape)) = self.batched(&launch, ways.map) {

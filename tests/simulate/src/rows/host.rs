@@ -119,8 +119,7 @@ impl World<'_> {
 
     fn count_write(&self) {
         // The schedule is one thread.
-        let before = self.written.load(Order::Relaxed, Scope::Sys);
-        self.written.store(before + 1, Order::Release, Scope::Sys);
+        self.written.ended();
     }
 
     /// Ends the writer's command, if it had one under way, because of the reset.

@@ -9,13 +9,13 @@ use crate::memory::{Area, PAGE};
 use crate::setup::BLOCK_BYTES;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_gpu_kernel::entries::{
-    nvme_begin_batched, nvme_finish_batched, nvme_gather, nvme_gather_batched, nvme_gather_cached,
-    nvme_read_listed, nvme_scatter,
+    nvme_begin_batched, nvme_finish_batched, nvme_gather, nvme_gather_batched,
+    nvme_gather_batched_cached, nvme_gather_cached, nvme_read_listed, nvme_scatter,
 };
 use nvme_gpu_kernel::lanes::{HostGrid, LaunchTurn, RunningLaunch as Lanes};
 use nvme_gpu_kernel::rows::{
-    BLOCK_THREADS, Batched, CachedGather, GatherLaunch, LaunchProgress, LaunchSummary, ListHead,
-    ListedLaunch, RangeTarget, RowBlocks, ScatterLaunch, code,
+    BLOCK_THREADS, Batched, CachedBatched, CachedGather, GatherLaunch, LaunchProgress,
+    LaunchSummary, ListHead, ListedLaunch, RangeTarget, RowBlocks, ScatterLaunch, code,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -35,6 +35,8 @@ pub(super) enum Work {
     Scatter,
     /// A gather by the queue that one station owns.
     Batched,
+    /// The same through the cache.
+    BatchedCached,
     /// The two halves of such a gather.
     Begin,
     Finish,
@@ -168,7 +170,8 @@ impl World<'_> {
             ids,
             ranges,
             out,
-            is_overwritten: work == Work::Cached && self.others.below(4) == 0,
+            is_overwritten: matches!(work, Work::Cached | Work::BatchedCached)
+                && self.others.below(4) == 0,
         };
         if work == Work::Scatter {
             self.fill(&mut launch);
@@ -210,7 +213,12 @@ impl World<'_> {
     fn rows_of(&self, work: Work) -> GatherLaunch {
         match work {
             Work::Scatter => self.whole,
-            Work::Gather | Work::Cached | Work::Batched | Work::Begin | Work::Finish => self.rows,
+            Work::Gather
+            | Work::Cached
+            | Work::Batched
+            | Work::BatchedCached
+            | Work::Begin
+            | Work::Finish => self.rows,
             Work::Listed => GatherLaunch {
                 row_bytes: 1 << PIECE_SHIFT,
                 slot_bytes: 1 << PIECE_SHIFT,
@@ -222,7 +230,7 @@ impl World<'_> {
     fn start(&mut self, mut launch: Launch, blocks: u32) {
         let threads = match launch.work {
             // As many as its rows need, and two warps at least.
-            Work::Batched | Work::Begin | Work::Finish => {
+            Work::Batched | Work::BatchedCached | Work::Begin | Work::Finish => {
                 (launch.ids.len() as u32).next_multiple_of(32).max(64)
             }
             _ => BLOCK_THREADS,
@@ -237,13 +245,14 @@ impl World<'_> {
         launch.lanes = Some(match launch.work {
             // SAFETY: the addresses lead to memory of the world and of the launch, and the lanes end before either.
             Work::Gather => Lanes::new(grid, move || unsafe { nvme_gather(gather) }),
-            Work::Batched | Work::Begin | Work::Finish => {
+            Work::Batched | Work::BatchedCached | Work::Begin | Work::Finish => {
                 let batched = Batched {
                     gather,
                     owned: self.owned,
                     rows_of_block: launch.ids.len() as u32,
                     reserved: 0,
                 };
+                let cache = self.cached;
                 let halved = self.halves.launch(batched);
                 match launch.work {
                     Work::Begin => Lanes::new(grid, move || {
@@ -254,6 +263,10 @@ impl World<'_> {
                         // SAFETY: as above.
                         unsafe { nvme_finish_batched(halved) }
                     }),
+                    Work::BatchedCached => Lanes::new(grid, move || {
+                        // SAFETY: as above.
+                        unsafe { nvme_gather_batched_cached(CachedBatched { batched, cache }) }
+                    }),
                     // SAFETY: as above.
                     _ => Lanes::new(grid, move || unsafe { nvme_gather_batched(batched) }),
                 }
@@ -261,7 +274,7 @@ impl World<'_> {
             Work::Cached => {
                 let cached = CachedGather {
                     gather,
-                    ..self.cached
+                    cache: self.cached,
                 };
                 // SAFETY: as above.
                 Lanes::new(grid, move || unsafe { nvme_gather_cached(cached) })

@@ -33,9 +33,9 @@ use nvme_core::{CommandSlot, ControllerIdentity, QueuePair, ResultCells, SharedQ
 use nvme_gpu_kernel::QueueArray;
 use nvme_gpu_kernel::gate::{AdmissionGate, words};
 use nvme_gpu_kernel::lanes::{Clock, LaunchTurn};
-use nvme_gpu_kernel::row_cache::WAYS;
+use nvme_gpu_kernel::row_cache::{WAYS, WRITE_WORDS, WriteCounts};
 use nvme_gpu_kernel::rows::{
-    CachedGather, GatherLaunch, STATION_BYTES, STATION_CELLS, code, slot_bytes,
+    CacheWords, GatherLaunch, STATION_BYTES, STATION_CELLS, code, slot_bytes,
 };
 use nvme_sim::Controller;
 use nvme_tests::Bar;
@@ -122,7 +122,7 @@ struct World<'a> {
     /// The table that is read, and one of whole blocks that is written.
     rows: GatherLaunch,
     whole: GatherLaunch,
-    cached: CachedGather,
+    cached: CacheWords,
     /// The second queue, if the first station owns it; empty if threads share it.
     owned: QueueArray,
     /// A gather in halves by that queue.
@@ -133,7 +133,7 @@ struct World<'a> {
     cells: &'a [AtomicU64],
     states: &'a [AtomicU32],
     /// Writes of the host that have ended.
-    written: &'a AtomicU64,
+    written: WriteCounts<'a>,
     table: Table,
     launches: Vec<Launch>,
     writer: Writer,
@@ -301,7 +301,7 @@ fn run_on(memory: &Memory, seed: u64, sabotage: Sabotage, lines: bool) -> Run {
         free: &free,
         cells: &cells,
         states: &memories.states,
-        written: &memories.written[0],
+        written: WriteCounts::new(&memories.by_host).expect("enough words"),
         table: Table::default(),
         launches: Vec::new(),
         writer: Writer::new(memory.take(PAGE, PAGE)),
@@ -346,7 +346,8 @@ struct Memories {
     ids: Vec<AtomicU64>,
     epochs: Vec<AtomicU64>,
     /// Writes of the host that have ended, and of the GPU.
-    written: [AtomicU64; 2],
+    by_host: Vec<AtomicU64>,
+    by_gpu: AtomicU64,
 }
 
 impl Memories {
@@ -360,19 +361,19 @@ impl Memories {
             states: atomics(lines),
             ids: (0..lines).map(|_| AtomicU64::new(0)).collect(),
             epochs: (0..lines).map(|_| AtomicU64::new(0)).collect(),
-            written: [AtomicU64::new(0), AtomicU64::new(0)],
+            by_host: (0..WRITE_WORDS).map(|_| AtomicU64::new(0)).collect(),
+            by_gpu: AtomicU64::new(0),
         }
     }
 
-    fn cached(&self, memory: &Memory) -> CachedGather {
-        CachedGather {
-            gather: GatherLaunch::default(),
+    fn cached(&self, memory: &Memory) -> CacheWords {
+        CacheWords {
             states: address(&self.states),
             ids: address(&self.ids),
             epochs: address(&self.epochs),
             data: memory.address(self.lines),
-            written_by_host: address(&self.written),
-            written_by_gpu: address(&self.written[1..]),
+            written_by_host: address(&self.by_host),
+            written_by_gpu: address(core::slice::from_ref(&self.by_gpu)),
             lines: self.states.len() as u32,
             line_bytes: self.line_bytes,
         }
@@ -485,6 +486,9 @@ impl World<'_> {
         let blocks = 1 + self.rng.below(3) as u32;
         let fits = count <= u64::from(self.drive.queues[1].state().slots());
         match work {
+            Work::Cached if fits && self.owned.queue_count == 1 && self.others.below(2) == 0 => {
+                self.launch(Work::BatchedCached, ids, 1);
+            }
             Work::Gather | Work::Cached if fits && self.owned.queue_count == 1 => {
                 self.draw_owned(ids);
             }
