@@ -2,6 +2,9 @@
 // UNSAFETY: kernels get the addresses of arrays that outlive their launch.
 #![allow(unsafe_code)]
 
+mod linear;
+mod matmul;
+
 use crate::choose::ChoosePages;
 use crate::experts::cache::{ExpertCache, words};
 use crate::experts::reference::{probabilities, route};
@@ -17,15 +20,27 @@ use nvme_core::sync::AtomicU32;
 use nvme_formats::StoredFormat;
 use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
 use nvme_gpu_kernel::rows::{ListHead, RangeTarget};
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// Runs `kernel` in each lane of `blocks` blocks.
 fn launch<T: Copy + 'static>(blocks: u32, shared_bytes: u32, kernel: unsafe fn(T), job: T) {
+    launch_of((blocks, BLOCK_THREADS, shared_bytes), kernel, job);
+}
+
+/// Runs `kernel` in each lane of a launch of blocks, threads of each and bytes of its shared memory.
+fn launch_of<T: Copy + 'static>(
+    (blocks, threads, shared_bytes): (u32, u32, u32),
+    kernel: unsafe fn(T),
+    job: T,
+) {
+    let now_ns = Cell::new(0);
     let grid = HostGrid {
         blocks,
-        threads: BLOCK_THREADS,
+        threads,
         at_once: 2,
-        clock: Rc::new(|| 0),
+        // It goes on with each look, so that a wait that never ends reaches its limit.
+        clock: Rc::new(move || now_ns.replace(now_ns.get() + 10_000)),
     };
     // SAFETY: the tests give jobs over arrays of theirs.
     let launch = RunningLaunch::new(grid, move || unsafe { kernel(job) });

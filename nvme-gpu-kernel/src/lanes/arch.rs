@@ -7,6 +7,7 @@
 use crate::lanes::{CollectiveCall, JointStep, ShuffleSource, call, here};
 use nvme_core::sync::{AtomicU64, Order, Scope};
 use std::panic::Location;
+use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
 
 /// Mask of all lanes of a warp.
@@ -151,6 +152,18 @@ pub fn shared(name: &'static str, bytes: u32) -> u64 {
 /// Returns the address of the block's dynamic shared memory, a multiple of 16, and its length.
 pub fn dynamic_shared() -> (u64, u32) {
     here().shared.dynamic()
+}
+
+/// Returns the block's state of a unit that acts after the call, as one that copies; made when it is first asked for.
+///
+/// A lane drops it before its next collective, since a lane that is discarded there would never drop it.
+pub fn unit_of_block<T: Default + 'static>() -> Rc<T> {
+    here().shared.units.of()
+}
+
+/// Returns the lane's state of such a unit, as [`unit_of_block`] does.
+pub fn unit_of_lane<T: Default + 'static>() -> Rc<T> {
+    here().units.of()
 }
 
 /// Starts a copy of `bytes` bytes, followed by `zeros` zeros.

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::copies::LaneCopies;
-use super::shared::BlockArrays;
+use super::shared::{BlockArrays, UnitStates};
 use crate::scratch_words::SCRATCH;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
@@ -100,6 +100,8 @@ pub(crate) struct LaneState {
     pub scratch: *const [AtomicU32; SCRATCH],
     pub shared: Rc<BlockArrays>,
     pub copies: LaneCopies,
+    /// Units that act for the lane.
+    pub units: UnitStates,
     pub clock: Clock,
     pub parameter: Cell<usize>,
     pub yielder: Cell<*const Yielder<u64, CollectiveCall>>,

@@ -24,7 +24,7 @@ use crate::scratch_words::SCRATCH;
 use copies::LaneCopies;
 use lane::{LaneState, LaunchLane, spin};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use shared::BlockArrays;
+use shared::{BlockArrays, UnitStates};
 use std::cell::Cell;
 use std::rc::Rc;
 use warp::LaneWarp;
@@ -189,6 +189,7 @@ impl RunningLaunch {
             scratch: &raw const *scratch,
             shared: shared.clone(),
             copies: LaneCopies::default(),
+            units: UnitStates::default(),
             clock: self.grid.clock.clone(),
             parameter: Cell::new(0),
             yielder: Cell::new(core::ptr::null()),

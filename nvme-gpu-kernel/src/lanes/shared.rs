@@ -1,6 +1,8 @@
 //! The shared memory of a block of lanes.
 
+use std::any::Any;
 use std::cell::RefCell;
+use std::rc::Rc;
 
 /// Content of shared memory when a block begins: a value that no kernel should rely on.
 const UNWRITTEN: u128 = 0x5A5A_A5A5_5A5A_A5A5_5A5A_A5A5_5A5A_A5A5;
@@ -8,12 +10,31 @@ const UNWRITTEN: u128 = 0x5A5A_A5A5_5A5A_A5A5_5A5A_A5A5_5A5A_A5A5;
 /// A `.shared` array and its name.
 type NamedArray = (&'static str, Box<[u128]>);
 
+/// The states of units that act for a block or a lane after the call, one of each type.
+#[derive(Default)]
+pub(crate) struct UnitStates(RefCell<Vec<Rc<dyn Any>>>);
+
+impl UnitStates {
+    /// Returns the state of type `T`, which is made when it is first asked for.
+    pub fn of<T: Default + 'static>(&self) -> Rc<T> {
+        let mut all = self.0.borrow_mut();
+        let found = all.iter().find_map(|one| one.clone().downcast::<T>().ok());
+        found.unwrap_or_else(|| {
+            let new = Rc::new(T::default());
+            all.push(new.clone());
+            new
+        })
+    }
+}
+
 /// The shared memory of a block: its dynamic part, and the `.shared` arrays, made when a thread first
 /// asks for it.
 pub(crate) struct BlockArrays {
     named: RefCell<Vec<NamedArray>>,
     dynamic: RefCell<Box<[u128]>>,
     dynamic_bytes: u32,
+    /// Units that act for the block.
+    pub units: UnitStates,
 }
 
 impl BlockArrays {
@@ -23,6 +44,7 @@ impl BlockArrays {
             named: RefCell::default(),
             dynamic: RefCell::new(vec![UNWRITTEN; dynamic_bytes.div_ceil(16) as usize].into()),
             dynamic_bytes,
+            units: UnitStates::default(),
         }
     }
 

@@ -1,19 +1,18 @@
-//! The kernels that compute: the lanes of a launch run the kernels' own source in the host thread of the stream. Those of
-//! linear layers run as a reference in `ladder.rs`.
+//! The kernels that compute: the lanes of a launch run the kernels' own source in the host thread of the stream.
 // UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
 #![allow(unsafe_code)]
 
-use crate::ladder;
 use crate::rows::{LaunchShape, run};
 use nvme_compute_kernel::flash::{entries as flash, kernel as rungs};
+use nvme_compute_kernel::linear::{entries as linear, kernel as layers};
+use nvme_compute_kernel::matmul::entries as products;
 use nvme_compute_kernel::{entries, kernel};
 use nvme_gpu_kernel::entries::nvme_hash_chunks;
 use std::ffi::{CStr, c_void};
-use std::slice::{from_raw_parts, from_raw_parts_mut};
 use std::sync::Arc;
 
 /// The symbols.
-pub const NAMES: [&CStr; 62] = [
+pub const NAMES: [&CStr; 68] = [
     c"nvme_gemv",
     c"nvme_gemv_wide",
     c"nvme_gemv_quantised",
@@ -75,6 +74,12 @@ pub const NAMES: [&CStr; 62] = [
     c"nvme_linear_backward_inputs",
     c"nvme_linear_backward_weights",
     c"nvme_linear_backward_warp_reduce",
+    c"nvme_matmul_naive",
+    c"nvme_matmul_tiled",
+    c"nvme_matmul_vectorized",
+    c"nvme_matmul_coarsened",
+    c"nvme_matmul_mma",
+    c"nvme_matmul_wgmma",
     c"nvme_hash_chunks",
 ];
 
@@ -96,7 +101,7 @@ const FEW_BLOCKS: u32 = 3;
 
 /// Returns from the function with a launch of this kernel, if it is the one of the name.
 macro_rules! return_launch {
-    ($shape:ident, $of:path, $entry:path, $name:ident, $parameters:ident) => {
+    ($shape:ident, $of:expr, $entry:path, $name:ident, $parameters:ident) => {
         if $name.to_bytes() == $of.as_bytes() {
             // SAFETY: the caller of the function vouches for the argument.
             let argument = unsafe { argument_of($entry, $parameters) };
@@ -111,7 +116,7 @@ macro_rules! return_launch {
 /// Defines a function that returns a launch of the kernel with this name, if it is one of those listed: first those that
 /// run with any number of blocks.
 macro_rules! launches {
-    (few: { $($few:path: $few_entry:path;)+ } launched: { $($name:path: $entry:path;)+ }) => {
+    (few: { $($few:expr => $few_entry:path;)+ } launched: { $($name:expr => $entry:path;)+ }) => {
         /// Returns a launch of the kernel `name` by its own source.
         ///
         /// # Safety
@@ -132,53 +137,76 @@ macro_rules! launches {
 
 launches! {
     few: {
-        kernel::GEMV: entries::nvme_gemv;
-        kernel::GEMV_WIDE: entries::nvme_gemv_wide;
-        kernel::GEMV_QUANTISED: entries::nvme_gemv_quantised;
-        kernel::RMS_NORM: entries::nvme_rms_norm;
-        kernel::ROPE: entries::nvme_rope;
-        kernel::ATTENTION: entries::nvme_attention;
-        kernel::SILU_MUL: entries::nvme_silu_mul;
-        kernel::ARGMAX: entries::nvme_argmax;
-        kernel::TAKE_TOKEN: entries::nvme_take_token;
-        kernel::UNPACK: entries::nvme_unpack;
-        kernel::MOE_ROUTE: entries::nvme_moe_route;
-        kernel::MOE_SETTLE: entries::nvme_moe_settle;
-        kernel::MOE_PRODUCT: entries::nvme_moe_product;
-        kernel::MOE_JOIN: entries::nvme_moe_join;
-        kernel::PAGE_SUMMARIES: entries::nvme_page_summaries;
-        kernel::SCORE_PAGES: entries::nvme_score_pages;
-        kernel::CHOOSE_PAGES: entries::nvme_choose_pages;
-        rungs::SCORES: flash::nvme_attention_scores;
-        rungs::SHARES: flash::nvme_attention_shares;
-        rungs::VALUES: flash::nvme_attention_values;
-        rungs::DECODE_JOIN: flash::nvme_multi_query_join;
+        kernel::GEMV => entries::nvme_gemv;
+        kernel::GEMV_WIDE => entries::nvme_gemv_wide;
+        kernel::GEMV_QUANTISED => entries::nvme_gemv_quantised;
+        kernel::RMS_NORM => entries::nvme_rms_norm;
+        kernel::ROPE => entries::nvme_rope;
+        kernel::ATTENTION => entries::nvme_attention;
+        kernel::SILU_MUL => entries::nvme_silu_mul;
+        kernel::ARGMAX => entries::nvme_argmax;
+        kernel::TAKE_TOKEN => entries::nvme_take_token;
+        kernel::UNPACK => entries::nvme_unpack;
+        kernel::MOE_ROUTE => entries::nvme_moe_route;
+        kernel::MOE_SETTLE => entries::nvme_moe_settle;
+        kernel::MOE_PRODUCT => entries::nvme_moe_product;
+        kernel::MOE_JOIN => entries::nvme_moe_join;
+        kernel::PAGE_SUMMARIES => entries::nvme_page_summaries;
+        kernel::SCORE_PAGES => entries::nvme_score_pages;
+        kernel::CHOOSE_PAGES => entries::nvme_choose_pages;
+        rungs::SCORES => flash::nvme_attention_scores;
+        rungs::SHARES => flash::nvme_attention_shares;
+        rungs::VALUES => flash::nvme_attention_values;
+        rungs::DECODE_JOIN => flash::nvme_multi_query_join;
+        "nvme_hash_chunks" => nvme_hash_chunks;
+        "nvme_matmul_wgmma" => products::nvme_matmul_wgmma;
+        layers::FORWARD_NAIVE => linear::nvme_linear_forward_naive;
+        layers::ACTIVATE => linear::nvme_linear_activate;
+        layers::FORWARD_PERSISTENT => linear::nvme_linear_forward_persistent;
+        layers::FORWARD_MIXED_BF16 => linear::nvme_linear_forward_mixed_bf16;
+        layers::FORWARD_MIXED_F16 => linear::nvme_linear_forward_mixed_f16;
+        layers::FORWARD_FEW => linear::nvme_linear_forward_few;
+        layers::FORWARD_FEW_BF16 => linear::nvme_linear_forward_few_bf16;
+        layers::FORWARD_FEW_F16 => linear::nvme_linear_forward_few_f16;
+        layers::BACKWARD_CLEAR => linear::nvme_linear_backward_clear;
+        layers::BACKWARD_NAIVE => linear::nvme_linear_backward_naive;
+        layers::BACKWARD_INPUTS => linear::nvme_linear_backward_inputs;
+        layers::BACKWARD_INPUTS_FEW => linear::nvme_linear_backward_inputs_few;
+        layers::BACKWARD_WEIGHTS => linear::nvme_linear_backward_weights;
+        layers::BACKWARD_WARP => linear::nvme_linear_backward_warp_reduce;
     }
     launched: {
-        kernel::MOE_ADMIT: entries::nvme_moe_admit;
-        kernel::MOE_PRODUCT_WIDE: entries::nvme_moe_product_wide;
-        kernel::MOE_PRODUCT_QUANTISED: entries::nvme_moe_product_quantised;
-        kernel::GEMV_STREAMED: entries::nvme_gemv_streamed;
-        kernel::GEMV_GATHERED: entries::nvme_gemv_gathered;
-        kernel::GEMM: entries::nvme_gemm;
-        kernel::GEMM_CLEAR: entries::nvme_gemm_clear;
-        kernel::GEMM_STREAMED: entries::nvme_gemm_streamed;
-        kernel::ATTENTION_PAGED: entries::nvme_attention_paged;
-        kernel::ATTENTION_JOIN: entries::nvme_attention_join;
-        kernel::SEARCH: entries::nvme_search;
-        kernel::NGRAM_ROWS: entries::nvme_ngram_rows;
-        kernel::NGRAM_COMMIT: entries::nvme_ngram_commit;
-        rungs::SCORES_TILED: flash::nvme_attention_scores_tiled;
-        rungs::VALUES_TILED: flash::nvme_attention_values_tiled;
-        rungs::FLASH: flash::nvme_attention_flash;
-        rungs::FLASH2_64_BF16: flash::nvme_attention_flash2_64_bf16;
-        rungs::DECODE_64_BF16: flash::nvme_multi_query_attention_64_bf16;
-        rungs::FLASH2_64_F16: flash::nvme_attention_flash2_64_f16;
-        rungs::DECODE_64_F16: flash::nvme_multi_query_attention_64_f16;
-        rungs::FLASH2_128_BF16: flash::nvme_attention_flash2_128_bf16;
-        rungs::DECODE_128_BF16: flash::nvme_multi_query_attention_128_bf16;
-        rungs::FLASH2_128_F16: flash::nvme_attention_flash2_128_f16;
-        rungs::DECODE_128_F16: flash::nvme_multi_query_attention_128_f16;
+        kernel::MOE_ADMIT => entries::nvme_moe_admit;
+        kernel::MOE_PRODUCT_WIDE => entries::nvme_moe_product_wide;
+        kernel::MOE_PRODUCT_QUANTISED => entries::nvme_moe_product_quantised;
+        kernel::GEMV_STREAMED => entries::nvme_gemv_streamed;
+        kernel::GEMV_GATHERED => entries::nvme_gemv_gathered;
+        kernel::GEMM => entries::nvme_gemm;
+        kernel::GEMM_CLEAR => entries::nvme_gemm_clear;
+        kernel::GEMM_STREAMED => entries::nvme_gemm_streamed;
+        kernel::ATTENTION_PAGED => entries::nvme_attention_paged;
+        kernel::ATTENTION_JOIN => entries::nvme_attention_join;
+        kernel::SEARCH => entries::nvme_search;
+        kernel::NGRAM_ROWS => entries::nvme_ngram_rows;
+        kernel::NGRAM_COMMIT => entries::nvme_ngram_commit;
+        rungs::SCORES_TILED => flash::nvme_attention_scores_tiled;
+        rungs::VALUES_TILED => flash::nvme_attention_values_tiled;
+        rungs::FLASH => flash::nvme_attention_flash;
+        rungs::FLASH2_64_BF16 => flash::nvme_attention_flash2_64_bf16;
+        rungs::DECODE_64_BF16 => flash::nvme_multi_query_attention_64_bf16;
+        rungs::FLASH2_64_F16 => flash::nvme_attention_flash2_64_f16;
+        rungs::DECODE_64_F16 => flash::nvme_multi_query_attention_64_f16;
+        rungs::FLASH2_128_BF16 => flash::nvme_attention_flash2_128_bf16;
+        rungs::DECODE_128_BF16 => flash::nvme_multi_query_attention_128_bf16;
+        rungs::FLASH2_128_F16 => flash::nvme_attention_flash2_128_f16;
+        rungs::DECODE_128_F16 => flash::nvme_multi_query_attention_128_f16;
+        "nvme_matmul_naive" => products::nvme_matmul_naive;
+        "nvme_matmul_tiled" => products::nvme_matmul_tiled;
+        "nvme_matmul_vectorized" => products::nvme_matmul_vectorized;
+        "nvme_matmul_coarsened" => products::nvme_matmul_coarsened;
+        "nvme_matmul_mma" => products::nvme_matmul_mma;
+        layers::FORWARD_FUSED => linear::nvme_linear_forward_fused;
+        layers::BACKWARD_SUMS => linear::nvme_linear_backward_sums;
     }
 }
 
@@ -187,66 +215,7 @@ launches! {
 /// # Safety
 /// `parameters` holds the address of the kernel's argument.
 pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, shape: LaunchShape) -> Run {
-    /// The argument, and what runs with it.
-    fn of<T: Copy + Send + Sync + 'static>(parameters: *mut *mut c_void, run: fn(&T)) -> Run {
-        // SAFETY: the caller's.
-        let argument = unsafe { **parameters.cast::<*const T>() };
-        Arc::new(move || run(&argument))
-    }
-    // SAFETY: the caller's.
-    if let Some(run) = unsafe { by_lanes(name, parameters, shape) } {
-        return run;
-    }
-    match name.to_bytes() {
-        b"nvme_hash_chunks" => {
-            // SAFETY: the caller's.
-            let job = unsafe { argument_of(nvme_hash_chunks, parameters) };
-            let (blocks, threads, shared_bytes) = shape;
-            let few = (blocks.min(FEW_BLOCKS), threads, shared_bytes);
-            // SAFETY: the host vouches for the addresses in the argument.
-            Arc::new(move || run(few, move || unsafe { nvme_hash_chunks(job) }))
-        }
-        b"nvme_linear_forward_naive" => of(parameters, ladder::forward_naive),
-        b"nvme_linear_activate" => of(parameters, ladder::activate),
-        b"nvme_linear_forward_mixed_bf16" | b"nvme_linear_forward_few_bf16" => {
-            of(parameters, |job| ladder::forward_mixed(job, true))
-        }
-        b"nvme_linear_forward_mixed_f16" | b"nvme_linear_forward_few_f16" => {
-            of(parameters, |job| ladder::forward_mixed(job, false))
-        }
-        name if name.starts_with(b"nvme_linear_forward") => of(parameters, ladder::forward),
-        b"nvme_linear_backward_clear" => of(parameters, ladder::backward_clear),
-        b"nvme_linear_backward_naive" => of(parameters, ladder::backward_naive),
-        b"nvme_linear_backward_sums" => of(parameters, ladder::backward_sums),
-        b"nvme_linear_backward_inputs" | b"nvme_linear_backward_inputs_few" => {
-            of(parameters, |job| {
-                ladder::backward(job, &ladder::left_sums(job), true, false)
-            })
-        }
-        b"nvme_linear_backward_weights" => of(parameters, |job| {
-            ladder::backward(job, &ladder::left_sums(job), false, true)
-        }),
-        b"nvme_linear_backward_warp_reduce" => of(parameters, |job| {
-            ladder::backward(job, &ladder::left_sums(job), true, true)
-        }),
-        _ => unreachable!("{name:?} is not one of the names"),
-    }
-}
-
-/// Numbers that a launch names; the address of none may be NULL.
-pub(crate) fn numbers<'a>(address: u64, count: usize) -> &'a [f32] {
-    match count {
-        0 => &[],
-        // SAFETY: the host vouches for them.
-        _ => unsafe { from_raw_parts(address as usize as *const f32, count) },
-    }
-}
-
-/// The same, to be written. A kernel whose output is one of its inputs reads what it needs before it writes.
-pub(crate) fn outputs<'a>(address: u64, count: usize) -> &'a mut [f32] {
-    match count {
-        0 => &mut [],
-        // SAFETY: as above.
-        _ => unsafe { from_raw_parts_mut(address as usize as *mut f32, count) },
-    }
+    // SAFETY: this function's caller vouches for the argument.
+    let run = unsafe { by_lanes(name, parameters, shape) };
+    run.unwrap_or_else(|| unreachable!("{name:?} is not one of the names"))
 }

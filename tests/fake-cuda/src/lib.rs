@@ -4,7 +4,6 @@
 //! about speed, or about the order of memory on a GPU.
 //!
 //! GPU memory is host memory; a kernel runs in a host thread, from its own source, each thread of a launch as a coroutine.
-//! Linear layers and matrix products of the ladder alone are written again here.
 //! Captures forbid what they forbid on a GPU (`captures.rs`).
 //!
 //! The environment variable `FAKE_CUDA`, words with commas between them, makes it another driver or misbehave: `old`, `nogpu`, `two-gpus`, `small` (a GPU of compute capability 7.5), `oom`, `badptx`, `nocode` (knows no machine code), `bar` (registers no
@@ -31,14 +30,13 @@ mod export;
 mod graphs;
 mod idle;
 mod kernels;
-mod ladder;
 mod litmus;
-mod matmul;
 mod memory;
 mod modules;
 mod peer;
 mod rows;
 mod streams;
+mod tensor_map;
 
 use nvme_gpu_kernel::Kernel;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -78,7 +76,6 @@ static KERNELS: LazyLock<Vec<&'static CStr>> = LazyLock::new(|| {
     let kernels = kernels.chain(rows::NAMES).chain(examples::NAMES);
     kernels
         .chain(compute::NAMES)
-        .chain(matmul::NAMES)
         .chain([LITMUS, PEER])
         .collect()
 });

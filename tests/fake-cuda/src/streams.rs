@@ -9,7 +9,7 @@
 use crate::captures::{self, Part};
 use crate::{
     INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, OUT_OF_MEMORY, PEER, SUCCESS, Status,
-    compute, current_context, examples, fault, kernels, litmus, lock, matmul, peer, rows,
+    compute, current_context, examples, fault, kernels, litmus, lock, peer, rows,
 };
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::extents::MappedLaunch;
@@ -434,10 +434,6 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: this kernel takes one `ListedLaunch`.
             let listed = unsafe { **parameters.cast::<*const ListedLaunch>() };
             Arc::new(move || rows::read_listed(listed, grid, block))
-        }
-        (None, name) if matmul::NAMES.contains(&name) => {
-            // SAFETY: as above.
-            unsafe { matmul::launch(name, parameters, (grid, block, shared_bytes)) }
         }
         (None, name) if name == rows::NAMES[9] => {
             // SAFETY: this kernel takes one `FollowLaunch`.

@@ -117,7 +117,8 @@ fn same_bits(bench: &Bench, linear: &LinearKernels, rung: BackwardRung) -> Outco
     let case = Case::new(bench, [300, 136, 260], ActivationKind::Gelu, Kind::F32, 2)?;
     case.upload_sums()?;
     let mut first: Option<Vec<Vec<u8>>> = None;
-    for run in 0..100 {
+    // Few runs, because the stand-in runs the lanes of a launch as coroutines, which take long.
+    for run in 0..20 {
         case.poison_gradients()?;
         case.start_backward(linear, rung, bench.stream.handle())
             .map_err(text)?;
@@ -133,7 +134,7 @@ fn same_bits(bench: &Bench, linear: &LinearKernels, rung: BackwardRung) -> Outco
             }
         }
     }
-    Ok("100 runs have the same bits".to_owned())
+    Ok("20 runs have the same bits".to_owned())
 }
 
 fn streams(bench: &Bench, linear: &LinearKernels) -> Outcome<String> {

@@ -174,6 +174,23 @@ fn rungs_are_well() {
     all_pass("rungs", 19, &chosen);
 }
 
+#[test]
+fn products_of_the_course_are_well() {
+    let chosen = [
+        "matmul/naive/packed",
+        "matmul/tiled/unaligned",
+        "matmul/vectorized/packed",
+        "matmul/vectorized/aligned-rows",
+        "matmul/coarsened/unaligned",
+        "matmul/mma/unaligned",
+        "matmul/wgmma/aligned-rows",
+        "matmul/wgmma/unaligned-result",
+        "matmul/wgmma/graph",
+        "matmul/usage",
+    ];
+    all_pass("products", 13, &chosen);
+}
+
 /// Stores of two GPUs at once leave the caller's context unchanged; with one GPU the test is skipped with a message.
 #[test]
 fn two_gpus_in_one_process() {

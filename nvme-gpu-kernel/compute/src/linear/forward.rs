@@ -9,7 +9,7 @@ use super::gemm::{
 use super::{ActivationKind, ForwardParameters};
 use crate::arch::FloatArray;
 use crate::tile::mma::{pack_bf16, pack_f16};
-use nvme_gpu_kernel::arch;
+use nvme_gpu_kernel::{arch, entry};
 
 /// Multiplies both operands and applies bias and activation.
 ///
@@ -69,6 +69,10 @@ unsafe fn number<const KIND: u32>(address: u64, index: u64) -> f32 {
 /// # Safety
 /// The matrix is allocated.
 #[inline(always)]
+#[allow(
+    clippy::manual_is_multiple_of,
+    reason = "the committed PTX is of this form"
+)]
 pub unsafe fn put<const KIND: u32>(
     to: u64,
     (rows, columns): (u32, u32),
@@ -94,61 +98,64 @@ pub unsafe fn put<const KIND: u32>(
     }
 }
 
-/// Computes the layer with one tile a block.
-///
-/// # Safety
-/// As `forward`; as many blocks as tiles.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_forward_fused(job: ForwardParameters) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe { forward::<LargeTile, F32>(&job, (arch::block(), ONE)) }
+entry! {
+    /// Computes the layer with one tile a block.
+    ///
+    /// # Safety
+    /// As `forward`; as many blocks as tiles.
+    pub unsafe fn nvme_linear_forward_fused(job: ForwardParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        unsafe { forward::<LargeTile, F32>(&job, (arch::block(), ONE)) }
+    }
 }
 
 /// Step to the next tile that is past every tile, so that a block computes one.
 const ONE: u32 = 1 << 31;
 
-/// Computes the layer with several tiles a block.
-///
-/// # Safety
-/// As `forward`.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_forward_persistent(job: ForwardParameters) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe { forward::<LargeTile, F32>(&job, (arch::block(), arch::blocks())) }
+entry! {
+    /// Computes the layer with several tiles a block.
+    ///
+    /// # Safety
+    /// As `forward`.
+    pub unsafe fn nvme_linear_forward_persistent(job: ForwardParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        unsafe { forward::<LargeTile, F32>(&job, (arch::block(), arch::blocks())) }
+    }
 }
 
-/// Computes the layer over bf16.
-///
-/// # Safety
-/// As `forward`; `inputs` is a multiple of 8, `x` and weights begin at multiples of 16.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_bf16(job: ForwardParameters) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe { forward::<MixedTile, BF16>(&job, (arch::block(), arch::blocks())) }
+entry! {
+    /// Computes the layer over bf16.
+    ///
+    /// # Safety
+    /// As `forward`; `inputs` is a multiple of 8, `x` and weights begin at multiples of 16.
+    pub unsafe fn nvme_linear_forward_mixed_bf16(job: ForwardParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        unsafe { forward::<MixedTile, BF16>(&job, (arch::block(), arch::blocks())) }
+    }
 }
 
-/// Computes the layer over f16.
-///
-/// # Safety
-/// As [`nvme_linear_forward_mixed_bf16`].
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_f16(job: ForwardParameters) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe { forward::<MixedTile, F16>(&job, (arch::block(), arch::blocks())) }
+entry! {
+    /// Computes the layer over f16.
+    ///
+    /// # Safety
+    /// As [`nvme_linear_forward_mixed_bf16`].
+    pub unsafe fn nvme_linear_forward_mixed_f16(job: ForwardParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        unsafe { forward::<MixedTile, F16>(&job, (arch::block(), arch::blocks())) }
+    }
 }
 
 macro_rules! few {
-    ($($name:ident, $kind:expr;)*) => { $(
+    ($($name:ident, $kind:expr;)*) => { $( entry! {
         /// Computes the layer in small tiles, for few tokens.
         ///
         /// # Safety
         /// As the kernel for many tokens.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(job: ForwardParameters) {
+        pub unsafe fn $name(job: ForwardParameters) {
             // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
             unsafe { forward::<FewRowsTile, { $kind }>(&job, (arch::block(), arch::blocks())) }
         }
-    )* };
+    } )* };
 }
 
 few! {

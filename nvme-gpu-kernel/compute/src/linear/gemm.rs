@@ -264,6 +264,10 @@ fn chunk(row: u32, chunk: u32) -> u32 {
 /// # Safety
 /// The operand is allocated.
 #[inline(always)]
+#[allow(
+    clippy::manual_is_multiple_of,
+    reason = "the committed PTX is of this form"
+)]
 unsafe fn copy<C: TileShape, const BY_TERM: bool, const KIND: u32>(
     rows: u32,
     from: &GemmOperand,

@@ -7,20 +7,42 @@
 mod activation;
 #[cfg(target_arch = "nvptx64")]
 mod arch;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+#[path = "lanes.rs"]
+mod arch;
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod backward;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod forward;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod gemm;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod naive;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod reference;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod warp;
 
 pub use activation::{ActivationKind, LogisticFunction};
+
+/// The kernels, as each lane of a launch on the host calls them.
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+pub mod entries {
+    pub use super::backward::{
+        nvme_linear_backward_inputs, nvme_linear_backward_inputs_few, nvme_linear_backward_sums,
+        nvme_linear_backward_weights,
+    };
+    pub use super::forward::{
+        nvme_linear_forward_few, nvme_linear_forward_few_bf16, nvme_linear_forward_few_f16,
+        nvme_linear_forward_fused, nvme_linear_forward_mixed_bf16, nvme_linear_forward_mixed_f16,
+        nvme_linear_forward_persistent,
+    };
+    pub use super::naive::{
+        nvme_linear_activate, nvme_linear_backward_clear, nvme_linear_backward_naive,
+        nvme_linear_forward_naive,
+    };
+    pub use super::warp::nvme_linear_backward_warp_reduce;
+}
 
 /// The names of the kernels. Those of the forward pass take a [`ForwardParameters`], the others a
 /// [`BackwardParameters`].

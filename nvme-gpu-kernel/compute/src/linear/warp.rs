@@ -5,28 +5,29 @@
 use super::{BackwardParameters, WARP_COLUMNS, WARP_ROWS};
 use crate::arch::{FloatArray, warp};
 use crate::tile::{fma, un};
-use nvme_gpu_kernel::arch;
+use nvme_gpu_kernel::{arch, entry};
 
-/// Computes the gradients of inputs and of weights.
-///
-/// # Safety
-/// All memory that [`BackwardParameters`] names is allocated and stays so while the kernel runs, the gradient of the
-/// sums too.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_backward_warp_reduce(job: BackwardParameters) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    let numbers = |address| unsafe { FloatArray::at(address) };
-    let (x, weights, dsums) = (numbers(job.x), numbers(job.weights), numbers(job.dsums));
-    let (tokens, outputs) = (u64::from(job.tokens), u64::from(job.outputs));
-    if job.dx != 0 {
-        // Row `token`: terms are outputs.
-        let gradient = |token: u64, output: u64| dsums.load(token * outputs + output);
-        rows(&job, (tokens, outputs), gradient, weights, numbers(job.dx));
-    }
-    if job.dweights != 0 {
-        // Row `output`: terms are tokens.
-        let gradient = |output: u64, token: u64| dsums.load(token * outputs + output);
-        rows(&job, (outputs, tokens), gradient, x, numbers(job.dweights));
+entry! {
+    /// Computes the gradients of inputs and of weights.
+    ///
+    /// # Safety
+    /// All memory that [`BackwardParameters`] names is allocated and stays so while the kernel runs, the gradient of the
+    /// sums too.
+    pub unsafe fn nvme_linear_backward_warp_reduce(job: BackwardParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let numbers = |address| unsafe { FloatArray::at(address) };
+        let (x, weights, dsums) = (numbers(job.x), numbers(job.weights), numbers(job.dsums));
+        let (tokens, outputs) = (u64::from(job.tokens), u64::from(job.outputs));
+        if job.dx != 0 {
+            // Row `token`: terms are outputs.
+            let gradient = |token: u64, output: u64| dsums.load(token * outputs + output);
+            rows(&job, (tokens, outputs), gradient, weights, numbers(job.dx));
+        }
+        if job.dweights != 0 {
+            // Row `output`: terms are tokens.
+            let gradient = |output: u64, token: u64| dsums.load(token * outputs + output);
+            rows(&job, (outputs, tokens), gradient, x, numbers(job.dweights));
+        }
     }
 }
 
@@ -35,6 +36,7 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_warp_reduce(job: Backward
 /// A warp computes [`WARP_ROWS`] rows of [`WARP_COLUMNS`] elements at once, each lane over its share of the
 /// terms; at the end each lane holds one of the 32 sums.
 #[inline(always)]
+#[allow(clippy::int_plus_one, reason = "the committed PTX is of this form")]
 fn rows(
     job: &BackwardParameters,
     (count, terms): (u64, u64),

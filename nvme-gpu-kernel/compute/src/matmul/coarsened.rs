@@ -6,7 +6,7 @@
 use super::memory::{FloatMatrix, store_four, tile_of};
 use super::{COARSENED, MatmulParameters};
 use crate::tile::{BlockShared, commit, fma, un, wait_for_copies};
-use nvme_gpu_kernel::arch;
+use nvme_gpu_kernel::{arch, entry};
 
 const ROWS: u32 = COARSENED.rows;
 const COLUMNS: u32 = COARSENED.columns;
@@ -46,28 +46,29 @@ impl CoarsenedCopies {
     }
 }
 
-/// Multiplies.
-///
-/// # Safety
-/// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_matmul_coarsened(job: MatmulParameters) {
-    let (first_row, first_column) = tile_of(&job, ROWS, COLUMNS);
-    // SAFETY: the host vouches for the matrices, and launched with the bytes of the stages.
-    let copies = unsafe {
-        CoarsenedCopies {
-            a: FloatMatrix::a(&job),
-            b: FloatMatrix::b(&job),
-            shared: BlockShared::dynamic(),
-            first_row,
-            first_column,
-        }
-    };
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe {
-        match copies.a.is_aligned() && copies.b.is_aligned() {
-            true => multiply::<true>(&job, &copies),
-            false => multiply::<false>(&job, &copies),
+entry! {
+    /// Multiplies.
+    ///
+    /// # Safety
+    /// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_matmul_coarsened(job: MatmulParameters) {
+        let (first_row, first_column) = tile_of(&job, ROWS, COLUMNS);
+        // SAFETY: the host vouches for the matrices, and launched with the bytes of the stages.
+        let copies = unsafe {
+            CoarsenedCopies {
+                a: FloatMatrix::a(&job),
+                b: FloatMatrix::b(&job),
+                shared: BlockShared::dynamic(),
+                first_row,
+                first_column,
+            }
+        };
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        unsafe {
+            match copies.a.is_aligned() && copies.b.is_aligned() {
+                true => multiply::<true>(&job, &copies),
+                false => multiply::<false>(&job, &copies),
+            }
         }
     }
 }

@@ -117,7 +117,7 @@ impl FloatMatrix {
             matrix: unsafe { StridedMatrix::at(address, stride) },
             rows,
             columns,
-            is_aligned: (address | stride * 4).is_multiple_of(16),
+            is_aligned: (address | (stride * 4)).is_multiple_of(16),
         }
     }
 
@@ -184,7 +184,7 @@ pub unsafe fn store_four(job: &MatmulParameters, row: u32, column: u32, numbers:
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let c = unsafe { StridedMatrix::at(job.c, job.c_stride) };
     let left = job.n - column;
-    if left >= 4 && (job.c | job.c_stride * 4).is_multiple_of(16) {
+    if left >= 4 && (job.c | (job.c_stride * 4)).is_multiple_of(16) {
         // SAFETY: the four are inside the result and aligned, as checked above.
         unsafe { store4(c.address::<4>(row, column), numbers) };
         return;
@@ -217,7 +217,7 @@ impl HalvesMatrix {
             matrix: unsafe { StridedMatrix::at(address, stride) },
             rows,
             columns,
-            is_aligned: (address | stride * 2).is_multiple_of(16),
+            is_aligned: (address | (stride * 2)).is_multiple_of(16),
         }
     }
 
@@ -271,6 +271,10 @@ impl<const IS_BF16: bool> ProductResult<IS_BF16> {
     /// # Safety
     /// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
     #[inline(always)]
+    #[allow(
+        clippy::manual_is_multiple_of,
+        reason = "the committed PTX is of this form"
+    )]
     pub unsafe fn at(job: &MatmulParameters) -> Self {
         let pair = if job.is_wide == 0 { 4 } else { 8 };
         Self {

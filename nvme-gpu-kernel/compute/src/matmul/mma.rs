@@ -8,7 +8,7 @@ use super::MatmulParameters;
 use super::memory::{HalvesMatrix, ProductResult, tile_of};
 use crate::tile::mma::{mma_bf16, mma_f16};
 use crate::tile::{BlockShared, commit, un, wait_for_copies};
-use nvme_gpu_kernel::arch;
+use nvme_gpu_kernel::{arch, entry};
 
 const ROWS: u32 = super::MMA.rows;
 const COLUMNS: u32 = super::MMA.columns;
@@ -19,21 +19,22 @@ const A_BYTES: u32 = ROWS * DEPTH * 2;
 const STAGE_BYTES: u32 = A_BYTES + DEPTH * COLUMNS * 2;
 const _: () = assert!(STAGES * STAGE_BYTES == super::MMA.shared_bytes);
 
-/// Multiplies.
-///
-/// # Safety
-/// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_matmul_mma(job: MatmulParameters) {
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe {
-        let copies = MmaCopies::of(&job);
-        let is_aligned = copies.a.is_aligned() && copies.b.is_aligned();
-        match (job.is_bf16, is_aligned) {
-            (0, true) => multiply::<false, true>(&job, &copies),
-            (0, false) => multiply::<false, false>(&job, &copies),
-            (_, true) => multiply::<true, true>(&job, &copies),
-            (_, false) => multiply::<true, false>(&job, &copies),
+entry! {
+    /// Multiplies.
+    ///
+    /// # Safety
+    /// All memory that [`MatmulParameters`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_matmul_mma(job: MatmulParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        unsafe {
+            let copies = MmaCopies::of(&job);
+            let is_aligned = copies.a.is_aligned() && copies.b.is_aligned();
+            match (job.is_bf16, is_aligned) {
+                (0, true) => multiply::<false, true>(&job, &copies),
+                (0, false) => multiply::<false, false>(&job, &copies),
+                (_, true) => multiply::<true, true>(&job, &copies),
+                (_, false) => multiply::<true, false>(&job, &copies),
+            }
         }
     }
 }

@@ -4,23 +4,38 @@
 //! All take one [`MatmulParameters`], the last one a [`TiledMatmul`]. A block computes one [`MatmulTile`] of the
 //! result; of the last kernel any number of blocks is correct.
 
-#[cfg(all(target_arch = "nvptx64", feature = "matmul"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "matmul"))]
 mod coarsened;
 #[cfg(all(
-    target_arch = "nvptx64",
+    any(target_arch = "nvptx64", feature = "lanes"),
     any(feature = "matmul", feature = "matmul-sm90a")
 ))]
 mod memory;
-#[cfg(all(target_arch = "nvptx64", feature = "matmul"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "matmul"))]
 mod mma;
-#[cfg(all(target_arch = "nvptx64", feature = "matmul"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "matmul"))]
 mod naive;
-#[cfg(all(target_arch = "nvptx64", feature = "matmul"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "matmul"))]
 mod tiled;
-#[cfg(all(target_arch = "nvptx64", feature = "matmul"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "matmul"))]
 mod vectorized;
-#[cfg(all(target_arch = "nvptx64", feature = "matmul-sm90a"))]
+#[cfg(all(
+    any(target_arch = "nvptx64", feature = "lanes"),
+    feature = "matmul-sm90a"
+))]
 mod wgmma;
+
+/// The kernels, as each lane of a launch on the host calls them.
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+pub mod entries {
+    pub use super::coarsened::nvme_matmul_coarsened;
+    pub use super::mma::nvme_matmul_mma;
+    pub use super::naive::nvme_matmul_naive;
+    pub use super::tiled::nvme_matmul_tiled;
+    pub use super::vectorized::nvme_matmul_vectorized;
+    pub use super::wgmma::nvme_matmul_wgmma;
+    pub use crate::tile::hopper::LaneTensorMap;
+}
 
 /// The kernels of any GPU as PTX, as [`PTX`](crate::PTX) is.
 #[cfg(not(target_arch = "nvptx64"))]

@@ -10,9 +10,8 @@ use crate::tile::hopper::{
     SharedBarrier, TensorMap, describe, fence_barriers, fewer_registers, more_registers,
     wgmma_bf16, wgmma_commit, wgmma_f16, wgmma_fence, wgmma_wait,
 };
-use crate::tile::{BlockShared, un};
-use core::arch::asm;
-use nvme_gpu_kernel::arch;
+use crate::tile::{BlockShared, parameter_address, un};
+use nvme_gpu_kernel::{arch, entry};
 
 const ROWS: u32 = WGMMA.rows;
 const COLUMNS: u32 = WGMMA.columns;
@@ -67,44 +66,42 @@ impl StageRing {
     }
 }
 
-/// Multiplies.
-///
-/// # Safety
-/// All memory that [`TiledMatmul`] names is allocated and stays so while the kernel runs.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_matmul_wgmma(tiled: TiledMatmul) {
-    let parameter: u64;
-    // SAFETY: takes the address of the kernel's parameter; the host launched with WGMMA's bytes.
-    let ring = unsafe {
-        asm!("{{ .reg .b64 a; mov.b64 a, nvme_matmul_wgmma_param_0; cvta.param.u64 {}, a; }}",
-            out(reg64) parameter, options(pure, nomem, nostack));
-        StageRing::new()
-    };
-    let thread = arch::thread();
-    if thread == 0 {
-        un!(stage in [0, 1, 2, 3] {
-            ring.full(stage as u32).init(1);
-            ring.empty(stage as u32).init(CONSUMERS);
-        });
-        fence_barriers();
-    }
-    arch::sync_block();
-    let job = &tiled.job;
-    if thread < 128 {
-        fewer_registers::<40>();
+entry! {
+    /// Multiplies.
+    ///
+    /// # Safety
+    /// All memory that [`TiledMatmul`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_matmul_wgmma(tiled: TiledMatmul) {
+        // SAFETY: takes the address of the kernel's parameter; the host launched with WGMMA's bytes.
+        let (parameter, ring) = unsafe {
+            (parameter_address!("nvme_matmul_wgmma", tiled), StageRing::new())
+        };
+        let thread = arch::thread();
         if thread == 0 {
-            // SAFETY: both tensor maps are at the start of the parameter, which outlives the kernel.
-            let maps = unsafe { (TensorMap::at(parameter), TensorMap::at(parameter + 128)) };
-            produce(&tiled, maps, ring);
+            un!(stage in [0, 1, 2, 3] {
+                ring.full(stage as u32).init(1);
+                ring.empty(stage as u32).init(CONSUMERS);
+            });
+            fence_barriers();
         }
-        return;
-    }
-    more_registers::<232>();
-    // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-    unsafe {
-        match job.is_bf16 {
-            0 => consume::<false>(&tiled, ring),
-            _ => consume::<true>(&tiled, ring),
+        arch::sync_block();
+        let job = &tiled.job;
+        if thread < 128 {
+            fewer_registers::<40>();
+            if thread == 0 {
+                // SAFETY: both tensor maps are at the start of the parameter, which outlives the kernel.
+                let maps = unsafe { (TensorMap::at(parameter), TensorMap::at(parameter + 128)) };
+                produce(&tiled, maps, ring);
+            }
+            return;
+        }
+        more_registers::<232>();
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        unsafe {
+            match job.is_bf16 {
+                0 => consume::<false>(&tiled, ring),
+                _ => consume::<true>(&tiled, ring),
+            }
         }
     }
 }
@@ -120,7 +117,7 @@ fn produce(tiled: &TiledMatmul, (a, b): (TensorMap, TensorMap), ring: StageRing)
         let (row, column) = tile_at(&tiled.job, tile, ROWS, COLUMNS);
         let mut step = 0;
         while step < depth {
-            ring.empty(turn).wait(turn / STAGES % 2 ^ 1);
+            ring.empty(turn).wait((turn / STAGES % 2) ^ 1);
             let (full, stage) = (ring.full(turn), ring.stage(turn));
             full.arrive_and_expect(STAGE_BYTES);
             a.load(stage, step * DEPTH, row, full);

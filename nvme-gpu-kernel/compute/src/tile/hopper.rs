@@ -1,6 +1,8 @@
 //! Instructions of sm_90a: barriers in shared memory that count bytes, copies of tiles by the tensor memory
 //! accelerator (TMA), and products of a warpgroup (`wgmma`) with operands in shared memory.
 
+pub use super::descriptor::describe;
+
 use super::BlockShared;
 use core::arch::asm;
 use nvme_gpu_kernel::arch;
@@ -167,18 +169,6 @@ pub fn fewer_registers<const N: u32>() {
 pub fn more_registers<const N: u32>() {
     // SAFETY: as above.
     unsafe { asm!("setmaxnreg.inc.sync.aligned.u32 {};", const N, options(nostack)) };
-}
-
-/// Returns the `wgmma` descriptor of a tile of halves in shared memory: rows of 128 bytes, swizzled by 128
-/// bytes as TMA does, in groups of eight rows (1,024 bytes). `leading` and `stride` are distances in bytes:
-/// - rows along `m` or `n`, 64 halves of `k` each: `stride` between groups of eight rows; `leading` is
-///   unused;
-/// - rows along `k`, 64 halves of `m` or `n` each (transposed): `stride` between groups of eight `k`,
-///   `leading` between tiles of 64.
-#[inline(always)]
-pub fn describe(at: BlockShared, leading: u32, stride: u32) -> u64 {
-    let encoded = |bytes: u32| u64::from((bytes & 0x3_FFFF) >> 4);
-    encoded(at.address()) | encoded(leading) << 16 | encoded(stride) << 32 | 1 << 62
 }
 
 /// Orders earlier writes to accumulators before the first product. Every thread of the warpgroup calls it.

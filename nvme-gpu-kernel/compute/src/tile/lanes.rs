@@ -3,6 +3,10 @@
 // UNSAFETY: loads and stores at addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
+mod descriptor;
+#[path = "lanes_hopper.rs"]
+pub mod hopper;
+
 use nvme_gpu_kernel::arch;
 
 /// Runs the block once for each number, with `$v` a constant.
@@ -23,6 +27,17 @@ macro_rules! products {
     };
 }
 pub(crate) use products;
+
+/// Returns the address of the parameter `$parameter` of the kernel `$kernel`.
+macro_rules! parameter_address {
+    ($kernel:literal, $parameter:ident) => {
+        (&raw const $parameter).expose_provenance() as u64
+    };
+}
+pub(crate) use parameter_address;
+
+/// Address of the dynamic part in the window of shared memory: on Hopper the first 1,024 bytes are the system's.
+const DYNAMIC: u32 = 1024;
 
 /// The dynamic shared memory of the block, from one byte on.
 #[derive(Clone, Copy)]
@@ -53,8 +68,25 @@ impl DynamicShared {
         }
     }
 
-    /// Returns the address of `bytes` bytes at a multiple of their number.
-    fn address(self, bytes: u32) -> u64 {
+    /// Returns the address in the window of shared memory.
+    pub fn address(self) -> u32 {
+        DYNAMIC + self.at
+    }
+
+    /// Returns the location at an address in the window of shared memory.
+    fn at_address(self, address: u32) -> Self {
+        assert!(
+            address >= DYNAMIC,
+            "an access at {address:#x}, before the dynamic shared memory"
+        );
+        Self {
+            at: address - DYNAMIC,
+            ..self
+        }
+    }
+
+    /// Returns the host's address of `bytes` bytes at a multiple of their number.
+    fn place(self, bytes: u32) -> u64 {
         let is_inside = self.at + bytes <= self.bytes;
         assert!(
             is_inside && self.at.is_multiple_of(bytes),
@@ -76,7 +108,20 @@ impl DynamicShared {
             "a copy from {from:#x}"
         );
         // SAFETY: the target is inside; this function's caller vouches for the source, and barriers order both.
-        unsafe { arch::start_copy(self.address(16), from, (bytes, 16 - bytes)) };
+        unsafe { arch::start_copy(self.place(16), from, (bytes, 16 - bytes)) };
+    }
+
+    /// Starts a copy as [`Self::copy16`] does, of 4 bytes at multiples of 4.
+    ///
+    /// # Safety
+    /// As [`Self::copy16`].
+    pub unsafe fn copy4(self, from: u64, bytes: u32) {
+        assert!(
+            from.is_multiple_of(4) && bytes <= 4,
+            "a copy of 4 bytes from {from:#x}"
+        );
+        // SAFETY: the target is inside; this function's caller vouches for the source, and barriers order both.
+        unsafe { arch::start_copy(self.place(4), from, (bytes, 4 - bytes)) };
     }
 
     /// Starts a copy as [`Self::copy16`] does, of all 16 bytes or of nothing.
@@ -92,8 +137,8 @@ impl DynamicShared {
 
     /// Loads a number, at a multiple of 4.
     pub fn load(self) -> f32 {
-        // SAFETY: `address` found it inside.
-        f32::from_bits(unsafe { arch::load_u32(self.address(4)) })
+        // SAFETY: `place` found it inside.
+        f32::from_bits(unsafe { arch::load_u32(self.place(4)) })
     }
 
     /// Stores a number, at a multiple of 4.
@@ -104,7 +149,7 @@ impl DynamicShared {
     /// Stores a word of 32 bits, at a multiple of 4.
     pub fn store_word(self, value: u32) {
         // SAFETY: as above.
-        unsafe { arch::store_u32(self.address(4), value) };
+        unsafe { arch::store_u32(self.place(4), value) };
     }
 
     /// Returns the location whose address differs in `bits`, in a swizzled tile, which begins at a multiple of more than
@@ -121,9 +166,18 @@ impl DynamicShared {
         self
     }
 
+    /// Stores four numbers, at a multiple of 16.
+    pub fn store4(self, numbers: [f32; 4]) {
+        let to = self.place(16);
+        for (at, number) in (0..).zip(numbers) {
+            // SAFETY: as above.
+            unsafe { arch::store_u32(to + at * 4, number.to_bits()) };
+        }
+    }
+
     /// Loads four numbers, at a multiple of 16.
     pub fn load4(self) -> [f32; 4] {
-        let from = self.address(16);
+        let from = self.place(16);
         // SAFETY: as above.
         [0, 4, 8, 12].map(|at| f32::from_bits(unsafe { arch::load_u32(from + at) }))
     }
@@ -131,14 +185,20 @@ impl DynamicShared {
     /// Loads two 32-bit words, at a multiple of 8.
     pub fn words2(self) -> [u32; 2] {
         // SAFETY: as above.
-        let both = unsafe { arch::load_u64(self.address(8)) };
+        let both = unsafe { arch::load_u64(self.place(8)) };
         [both as u32, (both >> 32) as u32]
     }
 
     /// Loads a 16-bit half, at a multiple of 2.
     pub fn half(self) -> u16 {
         // SAFETY: as above.
-        unsafe { arch::load_u16(self.address(2)) }
+        unsafe { arch::load_u16(self.place(2)) }
+    }
+
+    /// Stores a half, at a multiple of 2.
+    pub fn store_half(self, value: u16) {
+        // SAFETY: as above.
+        unsafe { arch::store_u16(self.place(2), value) };
     }
 
     /// Loads four matrices of 8 x 8 halves: lane `i` passes the address of row `i % 8` of matrix `i / 8`, which is a
@@ -161,7 +221,7 @@ impl DynamicShared {
     #[track_caller]
     fn load_matrices(self, step: fn(&[u64; 32])) -> [u32; 4] {
         let mut mine = LaneMatrices {
-            row: self.address(16),
+            row: self.place(16),
             halves: [0; 4],
         };
         arch::joint((&raw mut mine).expose_provenance() as u64, step);
@@ -179,7 +239,7 @@ fn deal(all: &[u64; 32], place: impl Fn(usize, usize) -> (usize, usize)) {
             let half = |column: usize| {
                 let (row, column) = place(at / 4, column);
                 let from = lane(first + row).row + column as u64 * 2;
-                // SAFETY: the lane's `address` found the row inside.
+                // SAFETY: the lane's `place` found the row inside.
                 u32::from(unsafe { arch::load_u16(from) })
             };
             half(at % 4 * 2) | half(at % 4 * 2 + 1) << 16
@@ -207,6 +267,16 @@ pub fn wait_for_copies<const LEFT: u32>() {
 /// Returns `a * b + c`, rounded once.
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     a.mul_add(b, c)
+}
+
+/// Loads four numbers of global memory, at a multiple of 16.
+///
+/// # Safety
+/// They are allocated, and nothing writes them meanwhile.
+pub unsafe fn load4(from: u64) -> [f32; 4] {
+    assert!(from.is_multiple_of(16), "four numbers at {from:#x}");
+    // SAFETY: this function's caller vouches for the addresses.
+    [0, 4, 8, 12].map(|at| f32::from_bits(unsafe { arch::load_u32(from + at) }))
 }
 
 /// Stores four numbers to global memory, at a multiple of 16.
@@ -357,6 +427,49 @@ pub mod mma {
                 *sum += sums[group + index / 2 * 8][pair + index % 2];
             }
         }
+    }
+
+    /// The parts that a lane has of a matrix of 16 x 8 numbers, one of 8 x 8 and sums of 16 x 8, in PTX's layout.
+    struct LaneNumbers<'s> {
+        sums: &'s mut [f32; 4],
+        a: [u32; 4],
+        b: [u32; 2],
+    }
+
+    /// Adds the product of 16 x 8 and 8 x 8 numbers, of which the tensor cores use the upper 19 bits, to 16 x 8 sums.
+    /// Every lane of the warp calls it.
+    #[track_caller]
+    pub fn mma_tf32(sums: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+        let mut mine = LaneNumbers { sums, a, b };
+        arch::joint((&raw mut mine).expose_provenance() as u64, |all| {
+            // SAFETY: each lane waits with its fragments on its stack, which nothing else accesses meanwhile.
+            let lane = |at: usize| unsafe { &mut *(all[at] as usize as *mut LaneNumbers<'_>) };
+            // Kernels pass remainders of f32 without a conversion, so the lowest 13 bits are cut off here, too.
+            let number = |word: u32| f32::from_bits(word & 0xFFFF_E000);
+            let (mut a, mut b, mut sums) = ([[0.0; 8]; 16], [[0.0; 8]; 8], [[0.0; 8]; 16]);
+            for at in 0..all.len() {
+                let (group, column) = (at / 4, at % 4);
+                for (index, word) in lane(at).a.into_iter().enumerate() {
+                    a[group + index % 2 * 8][column + index / 2 * 4] = number(word);
+                }
+                for (index, word) in lane(at).b.into_iter().enumerate() {
+                    b[column + index * 4][group] = number(word);
+                }
+            }
+            for (a, sums) in a.iter().zip(&mut sums) {
+                for (a, b) in a.iter().zip(&b) {
+                    for (sum, b) in sums.iter_mut().zip(b) {
+                        *sum += a * b;
+                    }
+                }
+            }
+            for at in 0..all.len() {
+                let (group, pair) = (at / 4, at % 4 * 2);
+                for (index, sum) in lane(at).sums.iter_mut().enumerate() {
+                    *sum += sums[group + index / 2 * 8][pair + index % 2];
+                }
+            }
+        });
     }
 
     /// The part that a lane has of three matrices of numbers of 8 bits, in PTX's layout.

@@ -10,6 +10,7 @@
 // UNSAFETY: inline PTX, and loads and stores through addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
+mod descriptor;
 pub mod hopper;
 pub mod mma;
 
@@ -31,6 +32,20 @@ macro_rules! un {
 }
 #[allow(unused_imports)]
 pub(crate) use un;
+
+// Not every image uses the macro.
+#[allow(unused_macros)]
+/// Returns the address of the parameter `$parameter` of the kernel `$kernel`. A macro, since inline PTX takes it by name.
+macro_rules! parameter_address {
+    ($kernel:literal, $parameter:ident) => {{
+        let address: u64;
+        core::arch::asm!(concat!("{{ .reg .b64 a; mov.b64 a, ", $kernel, "_param_0; cvta.param.u64 {}, a; }}"),
+            out(reg64) address, options(pure, nomem, nostack));
+        address
+    }};
+}
+#[allow(unused_imports)]
+pub(crate) use parameter_address;
 
 // Not every image uses the macro.
 #[allow(unused_macros)]
