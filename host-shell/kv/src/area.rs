@@ -22,6 +22,16 @@ pub struct AreaRequest {
     pub fingerprint: ModelFingerprint,
 }
 
+impl AreaRequest {
+    /// Checks that pages of `other` are those of this request: its fingerprint and its sizes.
+    ///
+    /// # Errors
+    /// [`KvError::OtherModel`] and [`KvError::OtherSize`], which name the first field that differs.
+    pub fn check_same(&self, other: &Self) -> Result<()> {
+        check_fields(&self.fingerprint, (self.bytes, self.page_bytes), other)
+    }
+}
+
 /// An area with its sizes and its name. Places count from its first byte.
 pub(crate) struct StoreArea<M> {
     pub medium: M,
@@ -209,7 +219,19 @@ fn weight(rejected: SuperBlockFault) -> u32 {
 /// [`KvError::OtherSize`], [`KvError::OtherModel`].
 pub(crate) fn check_same(superblock: &SuperBlock, request: &AreaRequest) -> Result<()> {
     let found = &superblock.layout;
-    if let Some((field, found, given)) = superblock.fingerprint.difference(&request.fingerprint) {
+    check_fields(
+        &superblock.fingerprint,
+        (found.area_bytes, found.page_bytes),
+        request,
+    )
+}
+
+fn check_fields(
+    fingerprint: &ModelFingerprint,
+    (area_bytes, page_bytes): (u64, u32),
+    given: &AreaRequest,
+) -> Result<()> {
+    if let Some((field, found, given)) = fingerprint.difference(&given.fingerprint) {
         return Err(KvError::OtherModel {
             field,
             found,
@@ -217,12 +239,8 @@ pub(crate) fn check_same(superblock: &SuperBlock, request: &AreaRequest) -> Resu
         });
     }
     for (field, found, given) in [
-        ("area_bytes", found.area_bytes, request.bytes),
-        (
-            "page_bytes",
-            found.page_bytes.into(),
-            request.page_bytes.into(),
-        ),
+        ("area_bytes", area_bytes, given.bytes),
+        ("page_bytes", page_bytes.into(), given.page_bytes.into()),
     ] {
         if found != given {
             return Err(KvError::OtherSize {

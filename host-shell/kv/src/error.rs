@@ -101,6 +101,16 @@ pub enum KvError {
         /// The check that failed.
         fault: PageFault,
     },
+    /// The process that owns a shared area answered with an error, or did not answer.
+    #[error("{cause}")]
+    Owner {
+        /// Kind of the error: one of [`nvme_driver::Error::code`].
+        code: &'static str,
+        /// Subject, broken rule and value.
+        cause: String,
+        /// The remedy that the owner names.
+        remedy: String,
+    },
     /// The drive failed.
     #[error("{action} failed: {source}")]
     Drive {
@@ -161,9 +171,18 @@ impl KvError {
     }
 
     /// Returns the same error once more, for another page of the same call.
-    pub(crate) fn again(&self) -> Self {
+    pub fn again(&self) -> Self {
         match self {
             Self::Superseded { own, by } => Self::Superseded { own: *own, by: *by },
+            Self::Owner {
+                code,
+                cause,
+                remedy,
+            } => Self::Owner {
+                code,
+                cause: cause.clone(),
+                remedy: remedy.clone(),
+            },
             Self::Drive { action, source } => Self::Drive {
                 action: action.clone(),
                 source: source.again(),
@@ -189,6 +208,7 @@ impl KvError {
             Self::Superseded { .. } => "changed",
             Self::Missing { .. } => "missing",
             Self::Lost { .. } => "lost",
+            Self::Owner { code, .. } => code,
             Self::Drive { source, .. } => source.code(),
         }
     }
@@ -201,7 +221,7 @@ impl KvError {
     /// Returns the remedy: one clause without a full stop.
     pub fn remedy(&self) -> String {
         match self {
-            Self::Usage { remedy, .. } => remedy.clone(),
+            Self::Usage { remedy, .. } | Self::Owner { remedy, .. } => remedy.clone(),
             Self::Blank { .. } => "format it first".to_owned(),
             Self::Foreign { .. } => {
                 "name the area of the page store, or format it if its data may go".to_owned()

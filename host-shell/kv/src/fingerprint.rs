@@ -65,7 +65,7 @@ impl ModelFingerprint {
     ///
     /// # Errors
     /// [`KvError::Usage`] for a text that is too long.
-    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+    pub fn encode(&self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         for (name, text) in FIELDS.iter().zip(self.texts()) {
             if text.len() > MOST_FIELD_BYTES {
@@ -84,7 +84,7 @@ impl ModelFingerprint {
     }
 
     /// Reads the stored form; `None` for bytes that [`encode`](Self::encode) does not make.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;
         let mut next = || {
             let (length, tail) = rest.split_first_chunk::<2>()?;
@@ -120,10 +120,10 @@ impl ModelFingerprint {
 
 /// The digest of a fingerprint, from which keys of pages are made.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FingerprintDigest(pub [u8; 32]);
+pub struct FingerprintDigest(pub(crate) [u8; 32]);
 
 impl FingerprintDigest {
-    /// Returns the digest of a fingerprint in its stored form.
+    /// Returns the digest of a fingerprint in its stored form, [`ModelFingerprint::encode`].
     pub fn of(encoded: &[u8]) -> Self {
         Self(Sha256::digest(encoded).into())
     }

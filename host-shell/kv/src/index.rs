@@ -1,9 +1,12 @@
 //! The index in memory: slots with their pages, the order of their last use, and the slots that are free.
 //! When a store is opened it is rebuilt from the checkpoint and the log, whose records decide which page a
 //! slot holds.
+//!
+//! Freeing is logged in two steps, between which the index is not locked: what dies while the drive is written is not
+//! in the records of that write, and its slot is not free after it.
 
-use crate::format::{LogRecord, PageRecord, RecordKind};
 use crate::key::PageKey;
+use crate::record::PageRecord;
 use std::collections::{HashMap, VecDeque};
 
 /// No neighbour in the order of use.
@@ -51,8 +54,10 @@ pub(crate) struct PageIndex {
     saving: HashMap<PageKey, u32>,
     /// The front was free for longest: a late write of its last page has had the most time to arrive.
     free: VecDeque<u32>,
-    /// Dead slots whose freeing is not logged yet.
+    /// Dead slots whose freeing is not logged yet. The first `logging` of them are in records that are being written,
+    /// or in a write that failed.
     unlogged: Vec<u32>,
+    logging: usize,
     oldest: u32,
     newest: u32,
 }
@@ -66,6 +71,7 @@ impl PageIndex {
             saving: HashMap::new(),
             free: VecDeque::new(),
             unlogged: Vec::new(),
+            logging: 0,
             oldest: NONE,
             newest: NONE,
         }
@@ -252,18 +258,18 @@ impl PageIndex {
         self.unlogged.push(slot);
     }
 
-    /// Returns the records that free the slots whose freeing is not logged yet.
-    pub fn unlogged(&self) -> Vec<LogRecord> {
-        let of = |slot: &u32| LogRecord {
-            kind: RecordKind::Free,
-            page: self.slots[*slot as usize].record,
-        };
-        self.unlogged.iter().map(of).collect()
+    /// Returns the pages whose freeing is not logged yet, for one write of the journal.
+    pub fn begin_logging(&mut self) -> Vec<PageRecord> {
+        self.logging = self.unlogged.len();
+        let record = |slot: &u32| self.slots[*slot as usize].record;
+        self.unlogged.iter().map(record).collect()
     }
 
-    /// Notes that the log, or a checkpoint, knows of all that was freed.
-    pub fn all_logged(&mut self) {
-        for slot in std::mem::take(&mut self.unlogged) {
+    /// Notes that the log, or a checkpoint, knows of the pages that [`begin_logging`](Self::begin_logging) returned last.
+    pub fn end_logging(&mut self) {
+        let logged: Vec<u32> = self.unlogged.drain(..self.logging).collect();
+        self.logging = 0;
+        for slot in logged {
             let entry = &mut self.slots[slot as usize];
             entry.state = SlotState::Dead { is_logged: true };
             if entry.pins == 0 {
@@ -317,5 +323,6 @@ impl PageIndex {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
+#[path = "index/tests.rs"]
 mod tests;

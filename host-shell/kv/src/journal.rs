@@ -53,11 +53,7 @@ impl PageJournal {
     }
 
     /// Begins a new opening, and makes that durable: an owner before this one can change nothing any more.
-    pub fn open<M: BlockMedium>(
-        &mut self,
-        area: &StoreArea<M>,
-        index: &mut PageIndex,
-    ) -> Result<()> {
+    pub fn open<M: BlockMedium>(&mut self, area: &StoreArea<M>, index: &PageIndex) -> Result<()> {
         if self.epoch >= MOST_EPOCH {
             return Err(KvError::usage(
                 format!("the page store was opened {MOST_EPOCH} times, which is the limit"),
@@ -67,41 +63,39 @@ impl PageJournal {
         self.epoch += 1;
         if self.is_broken {
             // The checkpoint before this one is old, or damaged: two new ones stand for each other again.
-            self.write_checkpoint(area, index)?;
-            return self.write_checkpoint(area, index);
+            self.write_checkpoint(area, &index.snapshot())?;
+            return self.write_checkpoint(area, &index.snapshot());
         }
         match self.next >= area.layout.log_blocks {
-            true => self.write_checkpoint(area, index),
+            true => self.write_checkpoint(area, &index.snapshot()),
             false => self.write(area, &[], true),
         }
     }
 
-    /// Appends what was freed and then `commits`; all of it is durable when this returns.
+    /// True if `records` records can be appended; otherwise a checkpoint has to be first.
+    pub fn has_room<M>(&self, area: &StoreArea<M>, records: usize) -> bool {
+        let room = (area.layout.log_blocks - self.next) as usize;
+        !self.is_broken && records.div_ceil(RECORDS_OF_BLOCK) <= room
+    }
+
+    /// Appends what was freed and then `commits`, for which there is room; all of it is durable when this returns.
     ///
     /// After an error none of `commits` counts; some may still be found after a crash, whole as they are.
     pub fn append<M: BlockMedium>(
         &mut self,
         area: &StoreArea<M>,
-        index: &mut PageIndex,
+        freed: &[PageRecord],
         commits: &[PageRecord],
     ) -> Result<()> {
-        let commit = |page: &PageRecord| LogRecord {
-            kind: RecordKind::Commit,
-            page: *page,
-        };
-        let mut records = index.unlogged();
-        records.extend(commits.iter().map(commit));
-        let room = (area.layout.log_blocks - self.next) as usize;
-        if self.is_broken || records.len().div_ceil(RECORDS_OF_BLOCK) > room {
-            // A checkpoint without the pages that were freed says that they were.
-            self.write_checkpoint(area, index)?;
-            records = commits.iter().map(commit).collect();
+        let of = |kind| move |page: &PageRecord| LogRecord { kind, page: *page };
+        let freed = freed.iter().map(of(RecordKind::Free));
+        let records: Vec<_> = freed
+            .chain(commits.iter().map(of(RecordKind::Commit)))
+            .collect();
+        match records.is_empty() {
+            true => Ok(()),
+            false => self.write(area, &records, false),
         }
-        if !records.is_empty() {
-            self.write(area, &records, false)?;
-            index.all_logged();
-        }
-        Ok(())
     }
 
     /// Writes the blocks of `records`, at least one, at the end of the log.
@@ -172,11 +166,11 @@ impl PageJournal {
         }
     }
 
-    /// Writes a checkpoint to the half that is not in use, and appends there from now on.
+    /// Writes a checkpoint of `records` to the half that is not in use, and appends there from now on.
     pub fn write_checkpoint<M: BlockMedium>(
         &mut self,
         area: &StoreArea<M>,
-        index: &mut PageIndex,
+        records: &[PageRecord],
     ) -> Result<()> {
         // Until it succeeds nothing may be appended: this attempt may count after a crash although it failed.
         self.is_broken = true;
@@ -189,8 +183,7 @@ impl PageJournal {
         let half = 1 - self.half;
         let at = area.layout.checkpoint_at(half);
         self.checkpoint += 1;
-        let records = index.snapshot();
-        let entries_checksum = write_entries(area, at + UNIT, &records)?;
+        let entries_checksum = write_entries(area, at + UNIT, records)?;
         area.flush()?;
         let header = CheckpointHeader {
             instance: area.instance,
@@ -204,7 +197,6 @@ impl PageJournal {
         area.write_durable(at, &header.to_block(), "a checkpoint")?;
         (self.half, self.next) = (half, 0);
         self.is_broken = false;
-        index.all_logged();
         Ok(())
     }
 }

@@ -8,6 +8,15 @@ use crate::store::PageStore;
 use nvme_store::StoreTransfer;
 use std::ops::Deref;
 
+/// A page that was loaded and verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadedPage {
+    /// Bytes of the page.
+    pub length: usize,
+    /// Its checksum, [`payload_checksum`], with which the page was committed.
+    pub checksum: u64,
+}
+
 /// Pages that stay in their slots until this is dropped. Each is pinned once for each time that it was found. `S` is
 /// how the store is held: `&PageStore<M>`, or `Arc<PageStore<M>>` for pins that outlive the caller.
 pub struct PinnedPages<S: Deref<Target = PageStore<M>>, M: BlockMedium> {
@@ -19,8 +28,8 @@ impl<S: Deref<Target = PageStore<M>>, M: BlockMedium> PinnedPages<S, M> {
     /// Pins the pages of the first keys, up to the first key without a page.
     pub fn of_prefix(store: S, keys: &[PageKey]) -> Self {
         let records = {
-            let mut state = store.state();
-            keys.iter().map_while(|key| state.index.pin(key)).collect()
+            let mut index = store.index();
+            keys.iter().map_while(|key| index.index.pin(key)).collect()
         };
         Self { store, records }
     }
@@ -44,12 +53,12 @@ impl<S: Deref<Target = PageStore<M>>, M: BlockMedium> PinnedPages<S, M> {
 impl<S: Deref<Target = PageStore<M>>, M: BlockMedium> Drop for PinnedPages<S, M> {
     fn drop(&mut self) {
         if !self.records.is_empty() {
-            let mut state = self.store.state();
+            let mut index = self.store.index();
             // The first page of a prompt is in more prompts than the last one: it is the last to
             // make room. Pages are unpinned from the last to the first, so that the first counts as
             // used most recently.
             let records = self.records.iter().rev();
-            records.for_each(|record| state.index.unpin(record.slot));
+            records.for_each(|record| index.index.unpin(record.slot));
         }
     }
 }
@@ -79,6 +88,18 @@ impl<M: BlockMedium> PageStore<M> {
     /// [`KvError::Missing`], [`KvError::Lost`], [`KvError::Usage`] for a buffer that is shorter than the page, and
     /// [`KvError::Drive`] if the drive answers nothing at all.
     pub fn load_all(&self, pages: &mut [(PageKey, &mut [u8])]) -> Vec<Result<usize>> {
+        let loaded = self.load_with_checksums(pages).into_iter();
+        loaded.map(|page| Ok(page?.length)).collect()
+    }
+
+    /// Loads pages as [`load_all`](Self::load_all), and returns their checksums too, for a caller that passes them on.
+    ///
+    /// # Errors
+    /// As [`load_all`](Self::load_all).
+    pub fn load_with_checksums(
+        &self,
+        pages: &mut [(PageKey, &mut [u8])],
+    ) -> Vec<Result<LoadedPage>> {
         let mut pins = PinnedPages {
             store: self,
             records: Vec::new(),
@@ -86,10 +107,10 @@ impl<M: BlockMedium> PageStore<M> {
         let mut results = Vec::with_capacity(pages.len());
         let mut wanted = Vec::new();
         {
-            let mut state = self.state();
+            let mut index = self.index();
             for (number, (key, page)) in pages.iter().enumerate() {
-                let Some(record) = state.index.pin(key) else {
-                    state.stats.missed += 1;
+                let Some(record) = index.index.pin(key) else {
+                    index.counts.missed += 1;
                     results.push(Err(KvError::Missing { key: *key }));
                     continue;
                 };
@@ -103,7 +124,7 @@ impl<M: BlockMedium> PageStore<M> {
         let checked = self.read(pages, &wanted);
         for ((number, record), checked) in wanted.iter().zip(checked) {
             results[*number] = match checked {
-                Ok(()) => Ok(record.length as usize),
+                Ok(()) => Ok(loaded_of(record)),
                 Err(error) => Err(self.failed(record, error)),
             };
         }
@@ -113,7 +134,7 @@ impl<M: BlockMedium> PageStore<M> {
             }
         }
         let loaded = results.iter().filter(|result| result.is_ok()).count();
-        self.state().stats.loaded += loaded as u64;
+        self.index().counts.loaded += loaded as u64;
         results
     }
 
@@ -183,9 +204,9 @@ impl<M: BlockMedium> PageStore<M> {
                 return KvError::drive(action)(error);
             }
         };
-        let mut state = self.state();
-        if state.index.forget(&record.key, record.generation) {
-            state.stats.lost += 1;
+        let mut index = self.index();
+        if index.index.forget(&record.key, record.generation) {
+            index.counts.lost += 1;
         }
         KvError::Lost {
             key: record.key,
@@ -202,10 +223,17 @@ enum ReadFault {
     Drive(nvme_driver::Error),
 }
 
-fn check_length(record: &PageRecord, room: usize) -> Result<usize> {
+fn loaded_of(record: &PageRecord) -> LoadedPage {
+    LoadedPage {
+        length: record.length as usize,
+        checksum: record.checksum,
+    }
+}
+
+fn check_length(record: &PageRecord, room: usize) -> Result<LoadedPage> {
     let length = record.length as usize;
     if room >= length {
-        return Ok(length);
+        return Ok(loaded_of(record));
     }
     Err(KvError::usage(
         format!(

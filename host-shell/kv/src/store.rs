@@ -4,13 +4,14 @@
 use crate::area::{AreaRequest, StoreArea, check_request, check_same, read_superblock};
 use crate::error::{KvError, Result};
 use crate::fingerprint::FingerprintDigest;
-use crate::format::{InstanceId, SuperBlock};
+use crate::format::{InstanceId, PageRecord, SuperBlock};
 use crate::index::PageIndex;
 use crate::journal::PageJournal;
 use crate::key::PageKey;
 use crate::layout::AreaLayout;
 use crate::medium::BlockMedium;
 use crate::recovery::{RecoveryReport, recover};
+use crate::shared_index::{CountedIndex, SharedIndex};
 use crate::stats::KvStats;
 use nvme_driver::lock::lock;
 use std::collections::hash_map::RandomState;
@@ -58,24 +59,27 @@ use std::sync::{Mutex, MutexGuard};
 /// ```
 pub struct PageStore<M> {
     pub(crate) area: StoreArea<M>,
-    state: Mutex<StoreState>,
+    index: SharedIndex<KvStats>,
+    /// Locked before the index, and while the journal is written.
+    journal: Mutex<JournalState>,
     recovery: RecoveryReport,
+    /// Number of this opening.
+    epoch: u32,
     /// Flushes that failed: the drive may have lost data of every call that wrote before.
     failed_flushes: AtomicU64,
 }
 
-pub(crate) struct StoreState {
-    pub index: PageIndex,
+/// What changes with each write of the journal.
+pub(crate) struct JournalState {
     pub journal: PageJournal,
     /// Generations of this opening that were given away.
-    pub generations: u64,
-    pub stats: KvStats,
+    generations: u64,
 }
 
 /// Bits of a generation below those of the opening.
 const GENERATION_BITS: u32 = 40;
 
-impl StoreState {
+impl JournalState {
     /// Returns a generation that no page of this store has had: the opening's number is in it, so that one given
     /// away before a crash does not come again.
     pub fn generation(&mut self) -> u64 {
@@ -111,7 +115,7 @@ impl<M: BlockMedium> PageStore<M> {
         let mut index = PageIndex::new(layout.slots, 0);
         index.restored();
         let mut journal = PageJournal::fresh();
-        journal.write_checkpoint(&area, &mut index)?;
+        journal.write_checkpoint(&area, &index.snapshot())?;
         area.write_superblocks(&superblock.to_block(&encoded, true))?;
         Ok(Self::of(area, index, journal, RecoveryReport::default()))
     }
@@ -160,12 +164,12 @@ impl<M: BlockMedium> PageStore<M> {
             instance: superblock.instance,
             digest: FingerprintDigest::of(&encoded),
         };
-        let recovered = recover(&area).and_then(|(mut index, mut journal, report)| {
+        let recovered = recover(&area).and_then(|(index, mut journal, report)| {
             if let Some(at) = mended {
                 let block = superblock.to_block(&encoded, true);
                 area.write_durable(at, &block, "the superblock")?;
             }
-            journal.open(&area, &mut index)?;
+            journal.open(&area, &index)?;
             Ok((index, journal, report))
         });
         match recovered {
@@ -180,16 +184,15 @@ impl<M: BlockMedium> PageStore<M> {
         journal: PageJournal,
         recovery: RecoveryReport,
     ) -> Self {
-        let state = StoreState {
-            index,
-            journal,
-            generations: 0,
-            stats: KvStats::default(),
-        };
         Self {
             area,
-            state: Mutex::new(state),
+            index: SharedIndex::new(index),
             recovery,
+            epoch: journal.epoch,
+            journal: Mutex::new(JournalState {
+                journal,
+                generations: 0,
+            }),
             failed_flushes: AtomicU64::new(0),
         }
     }
@@ -217,8 +220,58 @@ impl<M: BlockMedium> PageStore<M> {
         Err(KvError::drive("flushing the drive")(source))
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, StoreState> {
-        lock(&self.state)
+    /// Locks the index, for a time without any wait.
+    pub(crate) fn index(&self) -> MutexGuard<'_, CountedIndex<KvStats>> {
+        self.index.lock()
+    }
+
+    /// Locks the journal, perhaps for a time in which the drive is written.
+    pub(crate) fn journal(&self) -> MutexGuard<'_, JournalState> {
+        lock(&self.journal)
+    }
+
+    /// Appends what was freed, and `commits`, to the log, and locks the index: the slots are free.
+    ///
+    /// # Errors
+    /// [`KvError::Superseded`], [`KvError::Drive`]: nothing counts as logged.
+    pub(crate) fn append(
+        &self,
+        journal: &mut JournalState,
+        commits: &[PageRecord],
+    ) -> Result<MutexGuard<'_, CountedIndex<KvStats>>> {
+        let mut freed = self.index().index.begin_logging();
+        if !journal
+            .journal
+            .has_room(&self.area, freed.len() + commits.len())
+        {
+            // A checkpoint without the pages that were freed says that they were.
+            drop(self.write_checkpoint(journal)?);
+            freed.clear();
+        }
+        journal.journal.append(&self.area, &freed, commits)?;
+        let mut index = self.index();
+        index.index.end_logging();
+        Ok(index)
+    }
+
+    /// Writes a checkpoint, and locks the index: the slots of pages that are not in it are free.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub(crate) fn write_checkpoint(
+        &self,
+        journal: &mut JournalState,
+    ) -> Result<MutexGuard<'_, CountedIndex<KvStats>>> {
+        let records = {
+            let mut index = self.index();
+            index.index.begin_logging();
+            index.index.snapshot()
+        };
+        journal.journal.write_checkpoint(&self.area, &records)?;
+        let mut index = self.index();
+        index.index.end_logging();
+        index.counts.checkpoints += 1;
+        Ok(index)
     }
 
     /// Returns the medium.
@@ -229,6 +282,11 @@ impl<M: BlockMedium> PageStore<M> {
     /// Returns the sizes of the area.
     pub fn layout(&self) -> AreaLayout {
         self.area.layout
+    }
+
+    /// Returns the number of this opening: each opening of an area has a greater one than those before.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
     }
 
     /// Returns what opening found; zeros for a store that was formatted.
@@ -244,29 +302,35 @@ impl<M: BlockMedium> PageStore<M> {
 
     /// True if the page is found. Loading it may still show that it is lost.
     pub fn contains(&self, key: &PageKey) -> bool {
-        self.state().index.contains(key)
+        self.index().index.contains(key)
     }
 
     /// Returns the length of the page in bytes; `None` if it is not found.
     pub fn length(&self, key: &PageKey) -> Option<u32> {
-        self.state().index.length(key)
+        self.index().index.length(key)
+    }
+
+    /// Returns the length of the page of each key, as [`length`](Self::length), of one moment.
+    pub fn lengths(&self, keys: &[PageKey]) -> Vec<Option<u32>> {
+        let index = self.index();
+        keys.iter().map(|key| index.index.length(key)).collect()
     }
 
     /// Counts the pages that are found as used: the last of `keys` makes room first.
     pub fn touch(&self, keys: &[PageKey]) {
-        let mut state = self.state();
+        let mut index = self.index();
         for key in keys.iter().rev() {
-            state.index.touch(key);
+            index.index.touch(key);
         }
     }
 
     /// Returns the counts.
     pub fn stats(&self) -> KvStats {
-        let state = self.state();
+        let index = self.index();
         KvStats {
-            pages: state.index.pages() as u64,
+            pages: index.index.pages() as u64,
             slots: self.area.layout.slots.into(),
-            ..state.stats
+            ..index.counts
         }
     }
 
@@ -276,10 +340,9 @@ impl<M: BlockMedium> PageStore<M> {
     /// # Errors
     /// [`KvError::Superseded`], [`KvError::Drive`]: the pages are not found by this process, but may be after a crash.
     pub fn remove(&self, keys: &[PageKey]) -> Result<usize> {
-        let mut state = self.state();
-        let state = &mut *state;
-        let removed = keys.iter().filter(|key| state.index.remove(key)).count();
-        state.append(&self.area, &[]).map(|()| removed)
+        let remove = |index: &mut PageIndex| keys.iter().filter(|key| index.remove(key)).count();
+        let removed = remove(&mut self.index().index);
+        self.append(&mut self.journal(), &[]).map(|_| removed)
     }
 
     /// Removes all pages, durably.
@@ -287,9 +350,8 @@ impl<M: BlockMedium> PageStore<M> {
     /// # Errors
     /// As [`remove`](Self::remove).
     pub fn clear(&self) -> Result<()> {
-        let mut state = self.state();
-        state.index.clear();
-        state.append(&self.area, &[])
+        self.index().index.clear();
+        self.append(&mut self.journal(), &[]).map(drop)
     }
 
     /// Writes a checkpoint: the next opening has no log to read, and knows the order of use. The store does this
@@ -298,27 +360,7 @@ impl<M: BlockMedium> PageStore<M> {
     /// # Errors
     /// [`KvError::Superseded`], [`KvError::Drive`].
     pub fn checkpoint(&self) -> Result<()> {
-        let mut state = self.state();
-        let state = &mut *state;
-        state
-            .journal
-            .write_checkpoint(&self.area, &mut state.index)?;
-        state.stats.checkpoints += 1;
-        Ok(())
-    }
-}
-
-impl StoreState {
-    /// Appends what was freed, and `commits`, to the log.
-    pub fn append<M: BlockMedium>(
-        &mut self,
-        area: &StoreArea<M>,
-        commits: &[crate::format::PageRecord],
-    ) -> Result<()> {
-        let before = self.journal.half;
-        let appended = self.journal.append(area, &mut self.index, commits);
-        self.stats.checkpoints += u64::from(self.journal.half != before);
-        appended
+        self.write_checkpoint(&mut self.journal()).map(drop)
     }
 }
 

@@ -5,8 +5,11 @@ use crate::error::{KvError, Result};
 use crate::format::{PageHeader, PageRecord, StructureBlock, UNIT, payload_checksum};
 use crate::key::PageKey;
 use crate::medium::BlockMedium;
-use crate::store::{PageStore, StoreState};
+use crate::shared_index::CountedIndex;
+use crate::stats::KvStats;
+use crate::store::{JournalState, PageStore};
 use nvme_store::StoreTransfer;
+use std::sync::MutexGuard;
 
 /// The most pages that are committed together: their records fit into the smallest log.
 const MOST_TOGETHER: usize = 1024;
@@ -41,9 +44,9 @@ struct ClaimedPage {
 impl<M: BlockMedium> Drop for SlotClaim<'_, M> {
     fn drop(&mut self) {
         if !self.pages.is_empty() {
-            let mut state = self.store.state();
+            let mut index = self.store.index();
             for page in &self.pages {
-                state.index.release(page.record.slot);
+                index.index.release(page.record.slot);
             }
         }
     }
@@ -77,7 +80,7 @@ impl<M: BlockMedium> PageStore<M> {
 
     fn store_together(&self, pages: &[(PageKey, &[u8])]) -> Vec<Result<StoreOutcome>> {
         let mut results: Vec<_> = pages.iter().map(|_| Ok(StoreOutcome::NoRoom)).collect();
-        // Before the lock is taken: it takes 0.2 ms for a megabyte, and other lookups wait for the lock.
+        // Before the lock is taken: it takes 0.2 ms for a megabyte, and other calls wait for the lock.
         let checksums: Vec<_> = pages
             .iter()
             .map(|(_, page)| payload_checksum(page))
@@ -95,7 +98,7 @@ impl<M: BlockMedium> PageStore<M> {
                 .into_iter()
                 .for_each(|number| results[number] = Ok(StoreOutcome::Stored)),
             Err(error) => {
-                self.state().stats.failed += claim.pages.len() as u64;
+                self.index().counts.failed += claim.pages.len() as u64;
                 for page in &claim.pages {
                     results[page.number] = Err(error.again());
                 }
@@ -116,39 +119,52 @@ impl<M: BlockMedium> PageStore<M> {
             pages: Vec::new(),
         };
         let most = self.area.layout.page_bytes as usize;
-        let mut state = self.state();
-        let state = &mut *state;
         let mut wanted = Vec::new();
-        for (number, (key, payload)) in pages.iter().enumerate() {
-            if !(1..=most).contains(&payload.len()) {
-                results[number] = Err(KvError::usage(
-                    format!(
-                        "a page of {} bytes is not between 1 and {most} bytes long",
-                        payload.len()
-                    ),
-                    "store pages of the size that the store was made for",
-                ));
-            } else if state.index.contains(key) {
-                state.index.touch(key);
-                results[number] = Ok(StoreOutcome::Present);
-            } else {
-                wanted.push(number);
+        {
+            let mut index = self.index();
+            for (number, (key, payload)) in pages.iter().enumerate() {
+                if !(1..=most).contains(&payload.len()) {
+                    results[number] = Err(KvError::usage(
+                        format!(
+                            "a page of {} bytes is not between 1 and {most} bytes long",
+                            payload.len()
+                        ),
+                        "store pages of the size that the store was made for",
+                    ));
+                } else if index.index.contains(key) {
+                    index.index.touch(key);
+                    results[number] = Ok(StoreOutcome::Present);
+                } else {
+                    wanted.push(number);
+                }
             }
         }
-        if let Err(error) = self.make_room(state, wanted.len()) {
-            wanted
-                .iter()
-                .for_each(|number| results[*number] = Err(error.again()));
+        if wanted.is_empty() {
             return claim;
         }
+        // Who takes slots holds this lock: those that were made free are there for the pages of this call.
+        let mut journal = self.journal();
+        let mut index = match self.make_room(&mut journal, wanted.len()) {
+            Ok(index) => index,
+            Err(error) => {
+                wanted
+                    .iter()
+                    .for_each(|number| results[*number] = Err(error.again()));
+                return claim;
+            }
+        };
         for number in wanted {
             let (key, payload) = pages[number];
-            if state.index.is_saving(&key) {
+            if index.index.contains(&key) {
+                // Another call has stored it since.
+                index.index.touch(&key);
+                results[number] = Ok(StoreOutcome::Present);
+            } else if index.index.is_saving(&key) {
                 results[number] = Ok(StoreOutcome::InProgress);
-            } else if let Some(slot) = state.index.reserve(key) {
+            } else if let Some(slot) = index.index.reserve(key) {
                 let record = PageRecord {
                     key,
-                    generation: state.generation(),
+                    generation: journal.generation(),
                     checksum: checksums[number],
                     slot,
                     length: payload.len() as u32,
@@ -159,24 +175,24 @@ impl<M: BlockMedium> PageStore<M> {
         claim
     }
 
-    /// Frees slots until `wanted` are free or all others are in use. That they are free is durable before they are
-    /// written.
-    fn make_room(&self, state: &mut StoreState, wanted: usize) -> Result<()> {
-        if wanted == 0 {
-            return Ok(());
-        }
-        if state.journal.is_broken {
+    /// Frees slots until `wanted` are free or all others are in use, and locks the index. That they are free is durable
+    /// before they are written.
+    fn make_room(
+        &self,
+        journal: &mut JournalState,
+        wanted: usize,
+    ) -> Result<MutexGuard<'_, CountedIndex<KvStats>>> {
+        let mut index = match journal.journal.is_broken {
             // A record that committed the last page of a free slot may be on the drive.
-            state
-                .journal
-                .write_checkpoint(&self.area, &mut state.index)?;
-            state.stats.checkpoints += 1;
+            true => self.write_checkpoint(journal)?,
+            false => self.index(),
+        };
+        if index.index.free() >= wanted {
+            return Ok(index);
         }
-        if state.index.free() < wanted {
-            state.evict_until(wanted);
-            state.append(&self.area, &[])?;
-        }
-        Ok(())
+        evict_until(&mut index, wanted);
+        drop(index);
+        self.append(journal, &[])
     }
 
     /// Writes header and payload of the claimed pages; those that fail are taken out of the claim.
@@ -217,13 +233,13 @@ impl<M: BlockMedium> PageStore<M> {
             }
         }
         let mut errors = errors.into_iter();
-        let mut state = self.state();
+        let mut index = self.index();
         claim.pages.retain(|page| match errors.next().flatten() {
             None => true,
             Some(error) => {
                 results[page.number] = Err(error);
-                state.index.release(page.record.slot);
-                state.stats.failed += 1;
+                index.index.release(page.record.slot);
+                index.counts.failed += 1;
                 false
             }
         });
@@ -242,29 +258,26 @@ impl<M: BlockMedium> PageStore<M> {
 
     /// Commits pages whose data are durable; returns their numbers.
     fn commit(&self, claim: &mut SlotClaim<'_, M>) -> Result<Vec<usize>> {
-        let mut state = self.state();
-        let state = &mut *state;
+        let mut journal = self.journal();
         let count = claim.pages.len();
         // Their records go with those of this commit.
         let ahead = self.area.layout.slots as usize / SLOTS_OF_ONE_AHEAD;
-        state.evict_until(count.min(ahead));
+        evict_until(&mut self.index(), count.min(ahead));
         let records: Vec<PageRecord> = claim.pages.iter().map(|page| page.record).collect();
-        state.append(&self.area, &records)?;
-        records.iter().for_each(|record| state.index.commit(record));
-        state.stats.stored += count as u64;
+        let mut index = self.append(&mut journal, &records)?;
+        records.iter().for_each(|record| index.index.commit(record));
+        index.counts.stored += count as u64;
         Ok(claim.pages.drain(..).map(|page| page.number).collect())
     }
 }
 
-impl StoreState {
-    /// Evicts pages until, once that is logged, `wanted` slots are free.
-    fn evict_until(&mut self, wanted: usize) {
-        let missing = wanted.saturating_sub(self.index.free() + self.index.dead());
-        for _ in 0..missing {
-            if !self.index.evict() {
-                return;
-            }
-            self.stats.evicted += 1;
+/// Evicts pages until, once that is logged, `wanted` slots are free.
+fn evict_until(index: &mut CountedIndex<KvStats>, wanted: usize) {
+    let missing = wanted.saturating_sub(index.index.free() + index.index.dead());
+    for _ in 0..missing {
+        if !index.index.evict() {
+            return;
         }
+        index.counts.evicted += 1;
     }
 }

@@ -2,25 +2,11 @@
 
 use super::{InstanceId, StructureBlock, block_of, ends_in_zeros, sealed};
 use crate::key::PageKey;
+pub use crate::record::PageRecord;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const MAGIC: [u8; 8] = *b"NVMEKVPG";
-
-/// A committed page, as the log and a checkpoint name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageRecord {
-    /// Key of the page.
-    pub key: PageKey,
-    /// Number of this use of the slot; no two pages of a store ever have the same.
-    pub generation: u64,
-    /// [`payload_checksum`](super::payload_checksum) of the payload.
-    pub checksum: u64,
-    /// Slot that holds it.
-    pub slot: u32,
-    /// Bytes of the payload.
-    pub length: u32,
-}
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

@@ -57,11 +57,28 @@ fn a_slot_is_free_when_that_is_logged_and_no_one_reads_it() {
     assert!(index.remove(&key));
     assert!(!index.contains(&key));
     assert_eq!((index.free(), index.dead()), (0, 0));
-    assert_eq!(index.unlogged().len(), 1);
-    index.all_logged();
+    assert_eq!(index.begin_logging().len(), 1);
+    index.end_logging();
     assert_eq!(index.free(), 0);
     index.unpin(0);
     assert_eq!(index.free(), 1);
+}
+
+#[test]
+fn what_dies_during_a_write_of_the_journal_is_logged_by_the_next() {
+    let mut index = filled(2, 0);
+    assert!(index.remove(&record(0, 0, 0).key));
+    assert_eq!(index.begin_logging(), [record(0, 0, 1)]);
+    assert!(index.remove(&record(1, 0, 0).key));
+    index.end_logging();
+    assert_eq!((index.free(), index.dead()), (1, 1));
+    // A write that failed: its records are in the next one too.
+    assert_eq!(index.begin_logging(), [record(1, 1, 1)]);
+    assert_eq!(index.begin_logging(), [record(1, 1, 1)]);
+    index.end_logging();
+    assert_eq!((index.free(), index.dead()), (2, 0));
+    index.end_logging();
+    assert_eq!(index.free(), 2);
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod crash;
 mod disk;
 mod drive;
 mod journal;
+mod lookups;
 mod scenarios;
 
 use nvme_kv::{AreaRequest, ModelFingerprint, PageKey, PageStore};
