@@ -75,6 +75,11 @@ proptest! {
     }
 
     #[test]
+    fn any_message_of_a_page_store_is_read_or_refused(reply in any::<bool>(), body in prop::collection::vec(any::<u8>(), 0..300)) {
+        fuzz::kv_messages(&[&[u8::from(reply)], &b"NVMEKVMS\x01\0\0\0"[..], &body].concat());
+    }
+
+    #[test]
     fn any_change_of_a_page_store_is_a_miss_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         fuzz::kv_pages(&bytes);
     }

@@ -13,6 +13,7 @@ mod gpt;
 mod guest_memory;
 mod hostile_controller;
 mod hostile_driver;
+mod kv_messages;
 mod kv_pages;
 mod manifest;
 mod pages;
@@ -34,6 +35,7 @@ pub use gpt::gpt;
 pub use guest_memory::guest_memory;
 pub use hostile_controller::hostile_controller;
 pub use hostile_driver::hostile_driver;
+pub use kv_messages::kv_messages;
 pub use kv_pages::kv_pages;
 pub use manifest::manifest;
 pub use pages::{device_string, identify_log_pages};
@@ -51,7 +53,7 @@ pub use vfio_user_message::vfio_user_message;
 pub type Target = fn(&[u8]);
 
 /// Every target, by its name in fuzz/Cargo.toml.
-pub const TARGETS: [(&str, Target); 22] = [
+pub const TARGETS: [(&str, Target); 23] = [
     ("prp_round_trip", prp_round_trip),
     ("cqe_stream", cqe_stream),
     ("hostile_driver", hostile_driver),
@@ -74,6 +76,7 @@ pub const TARGETS: [(&str, Target); 22] = [
     ("gpt", gpt),
     ("manifest", manifest),
     ("kv_pages", kv_pages),
+    ("kv_messages", kv_messages),
 ];
 
 /// Returns whether the auditor watches this input: one in eight, for targets where it would take too much of the

@@ -67,6 +67,7 @@ fn dependencies_point_one_way() {
         ("host-shell/store", &["nvme-host", "nvme-files"]),
         ("host-shell/files", &["nvme-host", "nvme-bench"]),
         ("host-shell/kv", &["nvme-host", "nvme-files", "nvme-sim"]),
+        ("host-shell/kv-server", &["nvme-host", "nvme-sim"]),
         ("host-shell/doctor", &["nvme-host", "nvme-store"]),
         (
             "host-shell/driver",

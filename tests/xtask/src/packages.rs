@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The published libraries; they need no other package of the workspace.
-const LIBRARIES: [&str; 23] = [
+const LIBRARIES: [&str; 24] = [
     "nvme-spec",
     "nvme-core",
     "nvme-ext4",
@@ -24,6 +24,7 @@ const LIBRARIES: [&str; 23] = [
     "nvme-store",
     "nvme-files",
     "nvme-kv",
+    "nvme-kv-server",
     "nvme-lookup",
     "nvme-bench",
     "nvme-host",

@@ -43,6 +43,8 @@ const TESTS: [&[&str]; 4] = [
         "--package",
         "nvme-kv",
         "--package",
+        "nvme-kv-server",
+        "--package",
         "nvme-store",
         "--package",
         "nvme-host",

@@ -6,7 +6,7 @@ use chores_coverage::coverage::{Lines, instrumented, llvm, ranges};
 use std::process::Command;
 
 /// The files that a target is for.
-const FILES: [(&str, &[&str]); 22] = [
+const FILES: [(&str, &[&str]); 23] = [
     ("prp_round_trip", &["nvme-core/src/prp.rs"]),
     (
         "sgl_round_trip",
@@ -171,6 +171,7 @@ const FILES: [(&str, &[&str]); 22] = [
             "nvme-gpu-kernel/compute/src/search/walk.rs",
         ],
     ),
+    ("kv_messages", &["host-shell/kv-server/src/message.rs"]),
     (
         "kv_pages",
         &[

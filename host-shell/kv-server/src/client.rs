@@ -1,0 +1,528 @@
+//! The client's side: connections to the owner, each for one request at a time.
+
+use crate::message::{
+    AreaHello, MOST_KEYS, MessageFault, MessageHeader, OwnerWelcome, PageOffer, RemoteError,
+    RemoteLoad, RemoteStore, Reply, Request, VERSION, decode, encode,
+};
+use crate::server::protocol;
+use crate::socket::{MessageSocket, SocketFault};
+use crate::window::PageWindow;
+use nvme_driver::lock::lock;
+use nvme_kv::format::payload_checksum;
+use nvme_kv::{KvError, KvStats, PageKey, StoreOutcome};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Connections of a client for transfers, beside the one for its lookups and pins.
+const MOST_TRANSFERS: usize = 4;
+/// Time for a pin's end to be sent: the owner ends it with the connection otherwise.
+const UNPIN_TIME: Duration = Duration::from_secs(1);
+
+/// Reason why a request has no result.
+#[derive(Debug)]
+pub(crate) enum RequestFault {
+    /// The owner answered with an error, or the answer cannot be used.
+    Answered(KvError),
+    /// The owner has ended, or none listens: another one may be there.
+    OwnerEnded,
+    /// The deadline passed.
+    TimedOut,
+}
+
+impl From<KvError> for RequestFault {
+    fn from(error: KvError) -> Self {
+        Self::Answered(error)
+    }
+}
+
+/// Connections that this process has opened.
+static OPENED: AtomicU64 = AtomicU64::new(0);
+
+/// A connection, which is dropped after an error: what the owner still writes is in no one's window then.
+struct OwnerConnection {
+    socket: MessageSocket,
+    window: PageWindow,
+    epoch: u32,
+    sequence: u64,
+    /// Number of this connection: pins are those of one connection.
+    serial: u64,
+}
+
+impl OwnerConnection {
+    fn open(
+        path: &Path,
+        hello: &AreaHello,
+        deadline: Instant,
+    ) -> Result<(Self, OwnerWelcome), RequestFault> {
+        let socket = MessageSocket::connect(path, deadline).map_err(fault_of)?;
+        let header = MessageHeader {
+            epoch: 0,
+            sequence: 0,
+        };
+        let bytes = encode(header, &Request::Hello(hello.clone()));
+        socket.send(&bytes, None, deadline).map_err(fault_of)?;
+        let message = socket.receive(deadline).map_err(fault_of)?;
+        let (header, reply) = decode::<Reply>(&message.bytes).map_err(unreadable)?;
+        match (reply, message.file) {
+            (Reply::Welcome(welcome), Some(file)) if welcome.epoch == header.epoch => {
+                let window = PageWindow::received(file, welcome.page_bytes, welcome.window_pages)?;
+                let connection = Self {
+                    socket,
+                    window,
+                    epoch: header.epoch,
+                    sequence: 0,
+                    serial: OPENED.fetch_add(1, Ordering::Relaxed),
+                };
+                Ok((connection, welcome))
+            }
+            (Reply::Refused(error), _) => Err(error.to_error().into()),
+            _ => Err(protocol("the owner's greeting has no window").into()),
+        }
+    }
+
+    /// Sends a request, and returns its reply.
+    fn request(&mut self, request: &Request, deadline: Instant) -> Result<Reply, RequestFault> {
+        self.sequence += 1;
+        let header = MessageHeader {
+            epoch: self.epoch,
+            sequence: self.sequence,
+        };
+        let bytes = encode(header, request);
+        self.socket.send(&bytes, None, deadline).map_err(fault_of)?;
+        let message = self.socket.receive(deadline).map_err(fault_of)?;
+        match decode::<Reply>(&message.bytes).map_err(unreadable)? {
+            (of, reply) if of == header => Ok(reply),
+            (_, Reply::Refused(error)) => Err(error.to_error().into()),
+            _ => Err(protocol("the owner answers another request").into()),
+        }
+    }
+}
+
+fn fault_of(fault: SocketFault) -> RequestFault {
+    match fault {
+        SocketFault::Closed => RequestFault::OwnerEnded,
+        SocketFault::TimedOut => RequestFault::TimedOut,
+        SocketFault::Garbage(_) | SocketFault::Failed(_) => {
+            RequestFault::Answered(KvError::Owner {
+                code: "system",
+                cause: format!("the connection to the owner of the page store failed: {fault}"),
+                remedy: "start the processes that share it as one user, in one container"
+                    .to_owned(),
+            })
+        }
+    }
+}
+
+fn unreadable(fault: MessageFault) -> RequestFault {
+    RequestFault::Answered(match fault {
+        MessageFault::Version(found) => KvError::Owner {
+            code: "mismatch",
+            cause: format!(
+                "the owner has version {found} of the messages, this process version {VERSION}"
+            ),
+            remedy: "use one version of this package in all processes".to_owned(),
+        },
+        MessageFault::Magic | MessageFault::Body => protocol("a reply is none of this protocol"),
+    })
+}
+
+/// The connections of this process to one opening of an owner.
+pub(crate) struct OwnerSession {
+    path: PathBuf,
+    hello: AreaHello,
+    pub welcome: OwnerWelcome,
+    /// For lookups and pins. `None` after it broke: the pins have ended.
+    control: Mutex<Option<OwnerConnection>>,
+    transfers: Mutex<TransferPool>,
+    returned: Condvar,
+    has_ended: AtomicBool,
+}
+
+#[derive(Default)]
+struct TransferPool {
+    free: Vec<OwnerConnection>,
+    in_use: usize,
+}
+
+impl OwnerSession {
+    /// Connects to the owner that listens at `path`.
+    pub fn open(path: &Path, hello: &AreaHello, deadline: Instant) -> Result<Self, RequestFault> {
+        let (control, welcome) = OwnerConnection::open(path, hello, deadline)?;
+        Ok(Self {
+            path: path.to_owned(),
+            hello: hello.clone(),
+            welcome,
+            control: Mutex::new(Some(control)),
+            transfers: Mutex::default(),
+            returned: Condvar::new(),
+            has_ended: AtomicBool::new(false),
+        })
+    }
+
+    /// True once the owner was seen to have ended.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::SeqCst)
+    }
+
+    fn noted<T>(&self, result: Result<T, RequestFault>) -> Result<T, RequestFault> {
+        if matches!(result, Err(RequestFault::OwnerEnded)) {
+            self.has_ended.store(true, Ordering::SeqCst);
+        }
+        result
+    }
+
+    /// Makes a request that needs only the owner's memory.
+    fn ask(&self, request: &Request, deadline: Instant) -> Result<Reply, RequestFault> {
+        self.ask_by(request, deadline).map(|(_, reply)| reply)
+    }
+
+    /// Makes a request as [`ask`](Self::ask), and returns the number of the connection too.
+    fn ask_by(&self, request: &Request, deadline: Instant) -> Result<(u64, Reply), RequestFault> {
+        let mut control = lock(&self.control);
+        let result = match control.as_mut() {
+            Some(connection) => connection.request(request, deadline),
+            // A connection that timed out is not used again: a late reply would be taken for another's.
+            None => OwnerConnection::open(&self.path, &self.hello, deadline).and_then(|opened| {
+                let (connection, welcome) = opened;
+                if welcome.epoch != self.welcome.epoch {
+                    return Err(RequestFault::OwnerEnded);
+                }
+                control.insert(connection).request(request, deadline)
+            }),
+        };
+        if result.is_err() {
+            *control = None;
+        }
+        let serial = control.as_ref().map_or(0, |connection| connection.serial);
+        let reply = self.noted(result).and_then(unrefused)?;
+        Ok((serial, reply))
+    }
+
+    /// Runs `transfer` with a connection that no other thread uses.
+    fn with_transfer<T>(
+        &self,
+        deadline: Instant,
+        transfer: impl FnOnce(&mut OwnerConnection) -> Result<T, RequestFault>,
+    ) -> Result<T, RequestFault> {
+        let mut pool = lock(&self.transfers);
+        while pool.free.is_empty() && pool.in_use >= MOST_TRANSFERS {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(RequestFault::TimedOut);
+            }
+            let waited = self.returned.wait_timeout(pool, left);
+            pool = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let free = pool.free.pop();
+        pool.in_use += 1;
+        drop(pool);
+        let mut place = TransferPlace {
+            session: self,
+            connection: None,
+        };
+        let result = match free {
+            Some(connection) => Ok(connection),
+            None => OwnerConnection::open(&self.path, &self.hello, deadline).and_then(|opened| {
+                let (connection, welcome) = opened;
+                let is_same = welcome.epoch == self.welcome.epoch;
+                is_same
+                    .then_some(connection)
+                    .ok_or(RequestFault::OwnerEnded)
+            }),
+        };
+        let result = result.and_then(|mut connection| {
+            let result = transfer(&mut connection)?;
+            place.connection = Some(connection);
+            Ok(result)
+        });
+        self.noted(result)
+    }
+
+    /// Returns the length of the page of each key.
+    pub fn lengths(
+        &self,
+        keys: &[PageKey],
+        deadline: Instant,
+    ) -> Result<Vec<Option<u32>>, RequestFault> {
+        let mut lengths = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(MOST_KEYS) {
+            match self.ask(&Request::Lengths(bytes_of(keys)), deadline)? {
+                Reply::Lengths(found) if found.len() == keys.len() => {
+                    lengths.extend(
+                        found
+                            .into_iter()
+                            .map(|length| (length > 0).then_some(length)),
+                    );
+                }
+                _ => return Err(unexpected()),
+            }
+        }
+        Ok(lengths)
+    }
+
+    /// Counts pages as used: the last of `keys` makes room first.
+    pub fn touch(&self, keys: &[PageKey], deadline: Instant) -> Result<(), RequestFault> {
+        for keys in keys.rchunks(MOST_KEYS) {
+            done(self.ask(&Request::Touch(bytes_of(keys)), deadline)?)?;
+        }
+        Ok(())
+    }
+
+    /// Pins the pages of the first keys, up to the first key without a page.
+    pub fn pin_prefix(
+        self: &Arc<Self>,
+        keys: &[PageKey],
+        deadline: Instant,
+    ) -> Result<RemotePins, RequestFault> {
+        let mut pins = RemotePins {
+            session: Arc::clone(self),
+            pins: Vec::new(),
+            pages: 0,
+        };
+        for keys in keys.chunks(MOST_KEYS) {
+            match self.ask_by(&Request::Pin(bytes_of(keys)), deadline)? {
+                (serial, Reply::Pinned { pin, pages }) if pages as usize <= keys.len() => {
+                    pins.pins.push((serial, pin));
+                    pins.pages += pages as usize;
+                    if (pages as usize) < keys.len() {
+                        break;
+                    }
+                }
+                _ => return Err(unexpected()),
+            }
+        }
+        Ok(pins)
+    }
+
+    /// Loads pages, as many together as a window holds. A page whose bytes are not those that the owner verified is an
+    /// error.
+    pub fn load_all(
+        &self,
+        pages: &mut [(PageKey, &mut [u8])],
+        deadline: Instant,
+    ) -> Result<Vec<nvme_kv::Result<usize>>, RequestFault> {
+        let mut results = Vec::with_capacity(pages.len());
+        for pages in pages.chunks_mut(self.welcome.window_pages.max(1) as usize) {
+            let loaded = self.with_transfer(deadline, |connection| {
+                let keys = pages.iter().map(|(key, _)| *key.as_bytes()).collect();
+                match connection.request(&Request::Load(keys), deadline)? {
+                    Reply::Loaded(outcomes, errors) if outcomes.len() == pages.len() => {
+                        Ok(take_all(connection, pages, &outcomes, &errors))
+                    }
+                    reply => Err(refusal_of(reply)),
+                }
+            })?;
+            results.extend(loaded);
+        }
+        Ok(results)
+    }
+
+    /// Stores pages, as many together as a window holds.
+    pub fn store_all(
+        &self,
+        pages: &[(PageKey, &[u8])],
+        deadline: Instant,
+    ) -> Result<Vec<nvme_kv::Result<StoreOutcome>>, RequestFault> {
+        let mut results = Vec::with_capacity(pages.len());
+        for pages in pages.chunks(self.welcome.window_pages.max(1) as usize) {
+            let most = self.welcome.page_bytes as usize;
+            let fits = |(_, page): &&(PageKey, &[u8])| (1..=most).contains(&page.len());
+            let chosen: Vec<_> = pages.iter().filter(fits).collect();
+            let stored = self.with_transfer(deadline, |connection| {
+                let mut offers = Vec::with_capacity(chosen.len());
+                for (number, (key, page)) in chosen.iter().enumerate() {
+                    connection.window.write(number, page)?;
+                    offers.push(PageOffer {
+                        key: *key.as_bytes(),
+                        length: page.len() as u32,
+                        checksum: payload_checksum(page),
+                    });
+                }
+                match connection.request(&Request::Store(offers), deadline)? {
+                    Reply::Stored(outcomes, errors) if outcomes.len() == chosen.len() => {
+                        let of = |outcome: RemoteStore| outcome_of(outcome, &errors);
+                        Ok(outcomes.into_iter().map(of).collect::<Vec<_>>())
+                    }
+                    reply => Err(refusal_of(reply)),
+                }
+            })?;
+            let mut stored = stored.into_iter();
+            results.extend(pages.iter().map(|page| match fits(&page) {
+                true => stored.next().unwrap_or(Ok(StoreOutcome::NoRoom)),
+                false => Err(KvError::Usage {
+                    cause: format!(
+                        "a page of {} bytes is not between 1 and {most} bytes long",
+                        page.1.len()
+                    ),
+                    remedy: "store pages of the size that the store was made for".to_owned(),
+                }),
+            }));
+        }
+        Ok(results)
+    }
+
+    /// Removes pages; returns the number of those that were there.
+    pub fn remove(&self, keys: &[PageKey], deadline: Instant) -> Result<usize, RequestFault> {
+        let mut removed = 0;
+        for keys in keys.chunks(MOST_KEYS) {
+            let request = Request::Remove(bytes_of(keys));
+            match self.with_transfer(deadline, |one| one.request(&request, deadline))? {
+                Reply::Removed(count) => removed += count as usize,
+                reply => return Err(refusal_of(reply)),
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Removes all pages.
+    pub fn clear(&self, deadline: Instant) -> Result<(), RequestFault> {
+        done(self.with_transfer(deadline, |one| one.request(&Request::Clear, deadline))?)
+    }
+
+    /// Lets the owner write a checkpoint.
+    pub fn checkpoint(&self, deadline: Instant) -> Result<(), RequestFault> {
+        done(self.with_transfer(deadline, |one| one.request(&Request::Checkpoint, deadline))?)
+    }
+
+    /// Returns the owner's counts.
+    pub fn stats(&self, deadline: Instant) -> Result<KvStats, RequestFault> {
+        match self.ask(&Request::Stats, deadline)? {
+            Reply::Stats(stats) => Ok(stats.into()),
+            _ => Err(unexpected()),
+        }
+    }
+}
+
+/// A connection that is in use: it goes back to the pool, or leaves its place there to a new one.
+struct TransferPlace<'a> {
+    session: &'a OwnerSession,
+    connection: Option<OwnerConnection>,
+}
+
+impl Drop for TransferPlace<'_> {
+    fn drop(&mut self) {
+        let mut pool = lock(&self.session.transfers);
+        pool.in_use -= 1;
+        pool.free.extend(self.connection.take());
+        self.session.returned.notify_one();
+    }
+}
+
+/// Pins of an owner's pages.
+pub(crate) struct RemotePins {
+    session: Arc<OwnerSession>,
+    /// Numbers of the connection and of the pin.
+    pins: Vec<(u64, u64)>,
+    pages: usize,
+}
+
+impl RemotePins {
+    /// Returns the number of pages.
+    pub fn len(&self) -> usize {
+        self.pages
+    }
+}
+
+impl Drop for RemotePins {
+    fn drop(&mut self) {
+        let mut control = lock(&self.session.control);
+        for (serial, pin) in self.pins.drain(..) {
+            let deadline = Instant::now() + UNPIN_TIME;
+            // Those of a connection that broke have ended with it.
+            let Some(connection) = control.as_mut().filter(|one| one.serial == serial) else {
+                continue;
+            };
+            if connection.request(&Request::Unpin(pin), deadline).is_err() {
+                *control = None;
+            }
+        }
+    }
+}
+
+fn bytes_of(keys: &[PageKey]) -> Vec<[u8; PageKey::BYTES]> {
+    keys.iter().map(|key| *key.as_bytes()).collect()
+}
+
+fn done(reply: Reply) -> Result<(), RequestFault> {
+    match reply {
+        Reply::Done => Ok(()),
+        reply => Err(refusal_of(reply)),
+    }
+}
+
+fn unexpected() -> RequestFault {
+    protocol("the owner's reply is not one to this request").into()
+}
+
+fn unrefused(reply: Reply) -> Result<Reply, RequestFault> {
+    match reply {
+        Reply::Refused(error) => Err(error.to_error().into()),
+        reply => Ok(reply),
+    }
+}
+
+fn refusal_of(reply: Reply) -> RequestFault {
+    unrefused(reply).map_or_else(|fault| fault, |_| unexpected())
+}
+
+/// Copies pages out of the window, and compares each with its checksum.
+fn take_all(
+    connection: &OwnerConnection,
+    pages: &mut [(PageKey, &mut [u8])],
+    outcomes: &[RemoteLoad],
+    errors: &[RemoteError],
+) -> Vec<nvme_kv::Result<usize>> {
+    let mut results = Vec::with_capacity(pages.len());
+    for (number, ((key, page), outcome)) in pages.iter_mut().zip(outcomes).enumerate() {
+        let taken = match outcome {
+            RemoteLoad::Loaded { length, checksum } => {
+                take(connection, number, page, *length as usize, *checksum, *key)
+            }
+            outcome => Err(outcome
+                .error(*key, errors)
+                .unwrap_or_else(|| protocol("an outcome refers to no error"))),
+        };
+        if taken.is_err() {
+            page.fill(0);
+        }
+        results.push(taken);
+    }
+    results
+}
+
+fn take(
+    connection: &OwnerConnection,
+    number: usize,
+    page: &mut [u8],
+    length: usize,
+    checksum: u64,
+    key: PageKey,
+) -> nvme_kv::Result<usize> {
+    let room = page.len();
+    let page = page.get_mut(..length).ok_or_else(|| KvError::Usage {
+        cause: format!("the page of key {key} has {length} bytes, and its buffer {room}"),
+        remedy: "pass a buffer of the store's page size".to_owned(),
+    })?;
+    connection.window.read(number, page)?;
+    match payload_checksum(page) == checksum {
+        true => Ok(length),
+        false => Err(protocol(
+            "a page in the window is not the one that was loaded",
+        )),
+    }
+}
+
+fn outcome_of(outcome: RemoteStore, errors: &[RemoteError]) -> nvme_kv::Result<StoreOutcome> {
+    match outcome {
+        RemoteStore::Stored => Ok(StoreOutcome::Stored),
+        RemoteStore::Present => Ok(StoreOutcome::Present),
+        RemoteStore::InProgress => Ok(StoreOutcome::InProgress),
+        RemoteStore::NoRoom => Ok(StoreOutcome::NoRoom),
+        RemoteStore::Failed(place) => Err(errors.get(usize::from(place)).map_or_else(
+            || protocol("an outcome refers to no error"),
+            RemoteError::to_error,
+        )),
+    }
+}
