@@ -31,6 +31,11 @@ impl AreaPlace {
     pub fn of(directory: Option<&Path>, device: &str, offset: u64) -> nvme_kv::Result<Self> {
         let directory = directory.map_or_else(default_directory, Path::to_owned);
         make_private(&directory)?;
+        // By one name in all of this process: a lock ends when its file is closed under another one.
+        let directory = directory.canonicalize().map_err(|error| KvError::Usage {
+            cause: format!("{} cannot be named: {error}", directory.display()),
+            remedy: "name another directory for the sockets".to_owned(),
+        })?;
         let name = format!("{}\0{offset}", identity(device));
         let digest = Sha256::digest(name.as_bytes());
         let name: String = digest[..16]
@@ -173,6 +178,11 @@ mod tests {
         assert_eq!(by_path, socket(directory.join("link").to_str().unwrap(), 0));
         assert_ne!(by_path, socket(path, 4096));
         assert_ne!(by_path, socket("0000:01:00.0", 0));
+        let again = directory.join("sockets/../sockets");
+        assert_eq!(
+            by_path,
+            AreaPlace::of(Some(&again), path, 0).unwrap().socket
+        );
         assert_eq!(private.metadata().unwrap().mode() & 0o777, 0o700);
         std::fs::remove_dir_all(directory).unwrap();
     }

@@ -27,6 +27,15 @@ impl<T: Clone + Send + 'static> OnStore<T> {
         }
     }
 
+    /// Makes a handle of an object that opens its device itself.
+    pub fn alone(what: &'static str, value: T) -> Self {
+        Self {
+            process: ProcessMark::here(),
+            what,
+            open: Arc::new(Mutex::new(Some(value))),
+        }
+    }
+
     /// # Errors
     /// When it is closed, and in a process that did not open it.
     pub fn get(&self) -> Result<T, ExceptionParts> {

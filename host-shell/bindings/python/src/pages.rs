@@ -10,13 +10,132 @@ use crate::store::{Open, PyStore};
 use crate::view::{MemoryPiece, PyView};
 use crate::wait;
 use nvme_host::ProcessMark;
-use nvme_kv::{AreaRequest, ModelFingerprint, PageKey, PinnedPages, StoreOutcome};
+use nvme_host::StoreOptions;
+use nvme_kv::{AreaRequest, KvStats, ModelFingerprint, PageKey, PinnedPages, StoreOutcome};
+use nvme_kv_server::{SharedPages, SharedPins, SharedRequest};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde_json::json;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-type Pages = Arc<nvme_kv::PageStore<Open>>;
+/// Time for an owner's answer beyond the drive's: a request may wait for those of other processes.
+const OWNER_TIME: Duration = Duration::from_secs(10);
+
+type Own = Arc<nvme_kv::PageStore<Open>>;
+
+/// The pages of an area that this process has for itself, or shares with others.
+#[derive(Clone)]
+enum Pages {
+    Own(Own),
+    Shared(Arc<SharedPages<Open>>),
+}
+
+impl Pages {
+    fn key(&self, hash: &[u8], part: u32) -> PageKey {
+        match self {
+            Self::Own(pages) => pages.key(hash, part),
+            Self::Shared(pages) => pages.key(hash, part),
+        }
+    }
+
+    fn lengths(&self, keys: &[PageKey]) -> Vec<Option<u32>> {
+        match self {
+            Self::Own(pages) => pages.lengths(keys),
+            Self::Shared(pages) => pages.lengths(keys),
+        }
+    }
+
+    fn touch(&self, keys: &[PageKey]) {
+        match self {
+            Self::Own(pages) => pages.touch(keys),
+            Self::Shared(pages) => pages.touch(keys),
+        }
+    }
+
+    fn pin_prefix(&self, keys: &[PageKey]) -> Pins {
+        match self {
+            Self::Own(pages) => Pins::Own(PinnedPages::of_prefix(Arc::clone(pages), keys)),
+            Self::Shared(pages) => Pins::Shared(pages.pin_prefix(keys)),
+        }
+    }
+
+    fn store_all(&self, pages: &[(PageKey, &[u8])]) -> Vec<nvme_kv::Result<StoreOutcome>> {
+        match self {
+            Self::Own(store) => store.store_all(pages),
+            Self::Shared(store) => store.store_all(pages),
+        }
+    }
+
+    fn load_all(&self, pages: &mut [(PageKey, &mut [u8])]) -> Vec<nvme_kv::Result<usize>> {
+        match self {
+            Self::Own(store) => store.load_all(pages),
+            Self::Shared(store) => store.load_all(pages),
+        }
+    }
+
+    fn remove(&self, keys: &[PageKey]) -> nvme_kv::Result<usize> {
+        match self {
+            Self::Own(pages) => pages.remove(keys),
+            Self::Shared(pages) => pages.remove(keys),
+        }
+    }
+
+    fn clear(&self) -> nvme_kv::Result<()> {
+        match self {
+            Self::Own(pages) => pages.clear(),
+            Self::Shared(pages) => pages.clear(),
+        }
+    }
+
+    fn checkpoint(&self) -> nvme_kv::Result<()> {
+        match self {
+            Self::Own(pages) => pages.checkpoint(),
+            Self::Shared(pages) => pages.checkpoint(),
+        }
+    }
+
+    fn stats(&self) -> nvme_kv::Result<KvStats> {
+        match self {
+            Self::Own(pages) => Ok(pages.stats()),
+            Self::Shared(pages) => pages.stats(),
+        }
+    }
+
+    fn area(&self) -> nvme_kv::Result<(nvme_kv::AreaLayout, nvme_kv::RecoveryReport)> {
+        match self {
+            Self::Own(pages) => Ok((pages.layout(), pages.recovery())),
+            Self::Shared(pages) => pages.area(),
+        }
+    }
+
+    /// Returns whether this process owns the area, the number of the opening, and lookups that no owner answered.
+    fn role(&self) -> nvme_kv::Result<(bool, u32, u64)> {
+        match self {
+            Self::Own(pages) => Ok((true, pages.epoch(), 0)),
+            Self::Shared(pages) => {
+                let (is_owner, epoch) = pages.owner()?;
+                Ok((is_owner, epoch, pages.unanswered()))
+            }
+        }
+    }
+}
+
+enum Pins {
+    Own(PinnedPages<Own, Open>),
+    Shared(SharedPins<Open>),
+}
+
+impl Pins {
+    fn len(&self) -> usize {
+        match self {
+            Self::Own(pins) => pins.len(),
+            Self::Shared(pins) => pins.len(),
+        }
+    }
+}
+
 /// The texts of a fingerprint, in the order of its fields, without its two numbers.
 type Texts = (String, String, String, String, String, String, String);
 
@@ -65,7 +184,7 @@ impl PyPageOutcomes {
 pub struct PyPagePins {
     process: ProcessMark,
     count: usize,
-    pins: Mutex<Option<PinnedPages<Pages, Open>>>,
+    pins: Mutex<Option<Pins>>,
 }
 
 #[pymethods]
@@ -94,6 +213,21 @@ pub struct PyPageStore {
     formatted: Option<String>,
 }
 
+fn fingerprint_of(texts: Texts, (block_tokens, group): (u32, u32)) -> ModelFingerprint {
+    let (model, revision, dtype, layout, parallel_rank, hash_algorithm, seed) = texts;
+    ModelFingerprint {
+        model,
+        revision,
+        dtype,
+        layout,
+        block_tokens,
+        parallel_rank,
+        group,
+        hash_algorithm,
+        seed,
+    }
+}
+
 #[pymethods]
 impl PyPageStore {
     /// Opens the area of `bytes` bytes from byte `offset` on, for pages of up to `page_bytes` bytes. `create` is
@@ -108,23 +242,12 @@ impl PyPageStore {
         create: String,
     ) -> PyResult<Self> {
         let open = store.get()?;
-        let ((offset, bytes, page_bytes), (block_tokens, group)) = (area, numbers);
-        let (model, revision, dtype, layout, parallel_rank, hash_algorithm, seed) = texts;
+        let (offset, bytes, page_bytes) = area;
         let request = AreaRequest {
             offset,
             bytes: bytes.unwrap_or_else(|| open.len().saturating_sub(offset)),
             page_bytes,
-            fingerprint: ModelFingerprint {
-                model,
-                revision,
-                dtype,
-                layout,
-                block_tokens,
-                parallel_rank,
-                group,
-                hash_algorithm,
-                seed,
-            },
+            fingerprint: fingerprint_of(texts, numbers),
         };
         let (pages, formatted) = wait::of(py, move || match create.as_str() {
             "never" => Ok((nvme_kv::PageStore::open(open, &request)?, None)),
@@ -138,8 +261,50 @@ impl PyPageStore {
             }
         })?;
         Ok(Self {
-            pages: OnStore::new(store, "page store", Arc::new(pages)),
+            pages: OnStore::new(store, "page store", Pages::Own(Arc::new(pages))),
             formatted,
+        })
+    }
+
+    /// Opens an area that processes share, as its owner, which opens `device`, or as a client of the owner. `create` is
+    /// "auto" or "never". `options` are `allow_write`, `queues`, `depth` and `timeout_ms` of the device.
+    #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "options of Python")]
+    fn shared(
+        py: Python<'_>,
+        device: String,
+        area: (u64, Option<u64>, u32),
+        texts: Texts,
+        numbers: (u32, u32),
+        create: String,
+        directory: Option<PathBuf>,
+        options: (bool, u32, u32, u64),
+    ) -> PyResult<Self> {
+        let (offset, bytes, page_bytes) = area;
+        let (allow_write, queues, depth, timeout_ms) = options;
+        let timeout = Duration::from_millis(timeout_ms);
+        let options = StoreOptions {
+            allow_write,
+            queues,
+            depth,
+            timeout,
+            ..StoreOptions::default()
+        };
+        let request = SharedRequest {
+            device: device.clone(),
+            offset,
+            bytes,
+            page_bytes,
+            fingerprint: fingerprint_of(texts, numbers),
+            may_format: create == "auto",
+            directory,
+            timeout: timeout.saturating_add(OWNER_TIME),
+        };
+        let open = move || Ok(Arc::new(nvme_host::Store::open(&device, &options)?));
+        let pages = wait::of(py, move || Ok(SharedPages::open(request, open)?))?;
+        Ok(Self {
+            formatted: pages.formatted(),
+            pages: OnStore::alone("page store", Pages::Shared(Arc::new(pages))),
         })
     }
 
@@ -162,12 +327,15 @@ impl PyPageStore {
 
     fn contains(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<Vec<bool>> {
         let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
-        Ok(py.detach(|| keys.iter().map(|key| pages.contains(key)).collect()))
+        Ok(py.detach(|| {
+            let lengths = pages.lengths(&keys).into_iter();
+            lengths.map(|length| length.is_some()).collect()
+        }))
     }
 
     fn lengths(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<Vec<Option<u32>>> {
         let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
-        Ok(py.detach(|| keys.iter().map(|key| pages.length(key)).collect()))
+        Ok(py.detach(|| pages.lengths(&keys)))
     }
 
     fn touch(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<()> {
@@ -178,7 +346,7 @@ impl PyPageStore {
 
     fn pin_prefix(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<PyPagePins> {
         let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
-        let pins = py.detach(|| PinnedPages::of_prefix(pages, &keys));
+        let pins = py.detach(|| pages.pin_prefix(&keys));
         Ok(PyPagePins {
             process: ProcessMark::here(),
             count: pins.len(),
@@ -246,7 +414,9 @@ impl PyPageStore {
     /// Returns the counts, and what opening found, as JSON.
     fn stats(&self, py: Python<'_>) -> PyResult<String> {
         let pages = self.pages.get()?;
-        let (stats, found) = py.detach(|| (pages.stats(), pages.recovery()));
+        let (stats, found, role) = wait::of(py, move || {
+            Ok((pages.stats()?, pages.area()?.1, pages.role()?))
+        })?;
         let counts = json!({
             "pages": stats.pages,
             "capacity": stats.slots,
@@ -261,14 +431,18 @@ impl PyPageStore {
             "recovered_log_blocks": found.log_blocks,
             "damaged_checkpoints": u64::from(found.fell_back),
             "damaged_log_blocks": found.lost_blocks,
+            "owner": u64::from(role.0),
+            "epoch": role.1,
+            "unanswered": role.2,
         });
         Ok(counts.to_string())
     }
 
     /// Returns the bytes of the area that its journal and its pages take, and the most bytes of a page.
     #[getter]
-    fn sizes(&self) -> PyResult<(u64, u32)> {
-        let layout = self.pages.get()?.layout();
+    fn sizes(&self, py: Python<'_>) -> PyResult<(u64, u32)> {
+        let pages = self.pages.get()?;
+        let (layout, _) = wait::of(py, move || Ok(pages.area()?))?;
         Ok((layout.end(), layout.page_bytes))
     }
 }

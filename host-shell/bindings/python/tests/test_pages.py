@@ -275,3 +275,156 @@ def test_a_child_of_a_fork_refuses(image):
     assert os.waitpid(child, 0)[1] == 0
     assert kv.put(keys, pages(1)) == ["stored"]
     kv.store.close()
+
+
+# ---- an area of several processes
+
+
+def shared(image, tmp_path, **options):
+    options = {**MODEL, "allow_write": True, "timeout_ms": 60_000, "directory": tmp_path / "sockets", **options}
+    return nvme_gpu.PageStore.shared(image, page_bytes=PAGE, **options)
+
+
+RANK = """
+    import os, sys, nvme_gpu
+    kv = nvme_gpu.PageStore.shared(sys.argv[1], page_bytes=8192, model="llama-3-8b", dtype="bfloat16", block_tokens=16,
+                                   allow_write=True, timeout_ms=60_000, directory=sys.argv[2])
+    pins = []
+    print(kv.stats()["owner"], flush=True)
+    for line in sys.stdin:
+        word, *numbers = line.split()
+        keys = kv.keys([b"block %s" % one.encode() for one in numbers])
+        if word == "put":
+            print(*kv.put(keys, [bytes([int(one) % 251]) * (8192 - int(one)) for one in numbers]), flush=True)
+        elif word == "get":
+            pages = [bytearray(8192) for _ in keys]
+            found = kv.get(keys, pages)
+            assert all(isinstance(got, nvme_gpu.PageMiss) or page[:got] == bytes([int(one) % 251]) * (8192 - int(one))
+                       for one, got, page in zip(numbers, found, pages))
+            print(*(getattr(got, "code", got) for got in found), flush=True)
+        elif word == "pin":
+            pins.append(kv.pin_prefix(keys))
+            print(len(pins[-1]), flush=True)
+        elif word == "fork":
+            if os.fork() == 0:
+                import time
+                time.sleep(600)
+            print("forked", flush=True)
+"""
+
+
+class Rank:
+    def __init__(self, image, tmp_path):
+        command = [sys.executable, "-c", textwrap.dedent(RANK), image, str(tmp_path / "sockets")]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self.owns = self.process.stdout.readline().strip() == "1"
+
+    def ask(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().split()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def end(self):
+        """Ends the process and its children."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def ranks(image, tmp_path):
+    made = [Rank(image, tmp_path) for _ in range(4)]
+    yield made
+    for rank in made:
+        rank.end()
+
+
+def test_ranks_share_an_area_and_an_owner_that_is_killed_is_replaced(ranks):
+    assert [rank.owns for rank in ranks] == [True, False, False, False]
+    for number, rank in enumerate(ranks):
+        assert rank.ask(f"put {number} {number + 10}") == ["stored", "stored"]
+    everything = "get 0 1 2 3 10 11 12 13 14"
+    lengths = [str(PAGE - number) for number in (0, 1, 2, 3, 10, 11, 12, 13)]
+    for rank in ranks:
+        assert rank.ask(everything) == [*lengths, "missing"]
+    assert ranks[1].ask("pin 0 1") == ["2"]
+    ranks[0].kill()
+    for rank in ranks[1:]:
+        assert rank.ask(everything) == [*lengths, "missing"]
+    assert ranks[2].ask("put 2 20") == ["present", "stored"]
+    ranks[1].kill()
+    assert ranks[3].ask("get 20 3") == [str(PAGE - 20), str(PAGE - 3)]
+
+
+def test_an_owner_whose_children_live_on_is_replaced(ranks):
+    """A child of a fork keeps the sockets, and not the lock."""
+    assert ranks[0].ask("fork") == ["forked"] and ranks[1].ask("put 1") == ["stored"]
+    ranks[0].kill()
+    assert ranks[1].ask("get 1") == [str(PAGE - 1)] and ranks[2].ask("put 1") == ["present"]
+
+
+def test_a_shared_area_has_the_calls_of_one_that_is_not(image, tmp_path):
+    owner, client = shared(image, tmp_path), shared(image, tmp_path)
+    assert owner.is_shared and "blank" in owner.formatted and client.formatted is None
+    assert owner.stats()["owner"] == 1 and client.stats()["owner"] == 0
+    assert client.page_bytes == PAGE and client.nbytes == owner.nbytes <= 4 << 20
+    keys = client.keys(hashes(600))
+    capacity = client.stats()["capacity"]
+    # More than a window holds, and than fits.
+    outcomes = client.put(keys, pages(600))
+    assert set(outcomes) == {"stored"} and len(client) <= capacity < 600
+    found = client.contains(keys)
+    assert found == owner.contains(keys) and 0 < sum(found) <= capacity
+    some = [key for key, there in zip(keys, found) if there]
+    whole = [page for page, there in zip(pages(600), found) if there]
+    buffers = [bytearray(PAGE) for _ in some]
+    assert client.get(some, buffers) == [len(page) for page in whole] == client.lengths(some)
+    assert all(buffer[: len(page)] == page for buffer, page in zip(buffers, whole))
+    client.touch(some[:2])
+    with client.pin_prefix(some) as pins:
+        assert len(pins) == len(some)
+    lost, short = client.get([client.keys([b"none"])[0], some[0]], [bytearray(b"\1" * PAGE), bytearray(10)])
+    assert isinstance(lost, nvme_gpu.PageMiss) and isinstance(short, nvme_gpu.Usage)
+    long, empty = client.put(keys[:2], [bytes(PAGE + 1), b""])
+    assert isinstance(long, nvme_gpu.Usage) and isinstance(empty, nvme_gpu.Usage)
+    assert client.remove(some[:1]) == 1
+    client.clear()
+    client.checkpoint()
+    assert len(owner) == 0
+    owner.close()
+    assert client.put(keys[:1], pages(1)) == ["stored"] and client.stats()["owner"] == 1
+    assert client.stats()["epoch"] == 2 and client.stats()["unanswered"] == 0
+    with pytest.raises(nvme_gpu.Usage, match="owner has the store"):
+        client.store
+    client.close()
+    with pytest.raises(nvme_gpu.Usage, match="closed"):
+        client.contains(keys)
+
+
+def test_what_cannot_share_an_area_is_refused(image, tmp_path):
+    with shared(image, tmp_path) as owner:
+        for other, word in (({"model": "other"}, "llama"), ({"nbytes": 1 << 20}, "area_bytes")):
+            with pytest.raises(nvme_gpu.NvmeGpuError, match=word) as refused:
+                shared(image, tmp_path, **other)
+            assert refused.value.code == "mismatch"
+        with pytest.raises(nvme_gpu.Usage, match="always"):
+            shared(image, tmp_path, create="always")
+        with pytest.raises(TypeError):
+            nvme_gpu.PageStore.shared(owner, page_bytes=PAGE, **MODEL)
+        (tmp_path / "open").mkdir(mode=0o755)
+        with pytest.raises(nvme_gpu.Usage, match="only this user"):
+            shared(image, tmp_path, directory=tmp_path / "open")
+    with pytest.raises(nvme_gpu.NvmeGpuError, match="llama"):
+        shared(image, tmp_path, model="other", create="never")
+    with pytest.raises(nvme_gpu.NvmeGpuError):
+        shared(str(tmp_path / "none"), tmp_path)

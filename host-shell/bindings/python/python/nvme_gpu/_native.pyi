@@ -164,6 +164,16 @@ class PageStore:
         numbers: tuple[int, int],
         create: str,
     ) -> PageStore: ...
+    @staticmethod
+    def shared(
+        device: str,
+        area: tuple[int, int | None, int],
+        texts: tuple[str, str, str, str, str, str, str],
+        numbers: tuple[int, int],
+        create: str,
+        directory: str | os.PathLike[str] | None,
+        options: tuple[bool, int, int, int],
+    ) -> PageStore: ...
     @property
     def formatted(self) -> str | None: ...
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
@@ -16,6 +17,7 @@ PageOutcome = Literal["stored", "present", "in_progress", "no_room"]
 _OUTCOMES: tuple[PageOutcome, ...] = get_args(PageOutcome)
 _CREATE = ("auto", "never", "always")
 _FAR = (1 << 62) - 1
+_Texts = tuple[str, str, str, str, str, str, str]
 
 
 class PendingPages(Pending):
@@ -100,24 +102,74 @@ class PageStore(Held):
         if not isinstance(store, Store):
             raise TypeError(f"store is of the type {type(store).__name__}: use nvme_gpu.open")
         texts = (model, revision, dtype, layout, parallel_rank, hash_algorithm, seed)
-        for name, text in zip(("model", "revision", "dtype", "layout", "parallel_rank", "hash_algorithm", "seed"), texts):
-            if not isinstance(text, str):
-                raise TypeError(f"{name} is of the type {type(text).__name__}: pass text")
-        if create not in _CREATE:
-            raise Usage(f"create is {in_short(create)!r}", "use 'auto', 'never' or 'always'")
-        area = (
-            whole("offset", offset, 0, _FAR),
-            None if nbytes is None else whole("nbytes", nbytes, 0, _FAR),
-            whole("page_bytes", page_bytes, 1, 1 << 30),
+        parts = _checked(offset, nbytes, page_bytes, texts, (block_tokens, group), create, _CREATE)
+        self._store: Store | None = store
+        self._native = _native.PageStore(store._native, *parts, create)
+
+    @classmethod
+    def shared(
+        cls,
+        device: str,
+        offset: int = 0,
+        nbytes: int | None = None,
+        *,
+        page_bytes: int,
+        model: str,
+        revision: str = "",
+        dtype: str = "",
+        layout: str = "",
+        block_tokens: int = 0,
+        parallel_rank: str = "",
+        group: int = 0,
+        hash_algorithm: str = "",
+        seed: str = "",
+        create: Literal["auto", "never"] = "auto",
+        directory: str | os.PathLike[str] | None = None,
+        allow_write: bool = False,
+        queues: int = 8,
+        depth: int = 64,
+        timeout_ms: int = 5000,
+    ) -> PageStore:
+        """Opens an area that processes of one user share. The first one owns it and opens ``device``, as :func:`open` does;
+        the others reach it through the owner. When an owner ends, the process that calls next owns the area, and recovers it
+        as after a crash: stored pages are found, pins have ended.
+
+        All pass the same sizes and fingerprint; ranks whose pages differ ask for another ``part`` of :meth:`keys`.
+        ``directory``: of the sockets, with the mode 0700; None for ``nvme-gpu`` in XDG_RUNTIME_DIR, or ``nvme-gpu-UID`` among
+        temporary files. If no owner answers, lookups find nothing, and other calls end with the code ``timeout`` after
+        ``timeout_ms`` and ten seconds.
+
+        Raises as the constructor does, also for an owner with pages of another model or version of this package.
+        """
+        if not isinstance(device, str):
+            raise TypeError(f"device is of the type {type(device).__name__}: pass text")
+        texts = (model, revision, dtype, layout, parallel_rank, hash_algorithm, seed)
+        parts = _checked(offset, nbytes, page_bytes, texts, (block_tokens, group), create, _CREATE[:2])
+        options = (
+            bool(allow_write),
+            whole("queues", queues, 1, 0xFFFF),
+            whole("depth", depth, 1, 0xFFFF),
+            whole("timeout_ms", timeout_ms, 1, 1 << 40),
         )
-        numbers = (whole("block_tokens", block_tokens, 0, 0xFFFF_FFFF), whole("group", group, 0, 0xFFFF_FFFF))
-        self._store = store
-        self._native = _native.PageStore(store._native, area, texts, numbers, create)
+        self = cls.__new__(cls)
+        self._store = None
+        self._native = _native.PageStore.shared(device, *parts, create, directory, options)
+        return self
 
     @property
     def store(self) -> Store:
-        """The store on which it lies."""
+        """The store on which it lies.
+
+        Raises :class:`Usage` for a shared area, whose owner opens the device.
+        """
+        if self._store is None:
+            raise Usage("the area is shared, and its owner has the store", "use close() of the page store")
         return self._store
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it was opened by :meth:`shared`."""
+        return self._store is None
 
     @property
     def formatted(self) -> str | None:
@@ -191,7 +243,8 @@ class PageStore(Held):
         """Counts since it was opened: ``pages`` found now, of ``capacity``; ``loaded``, ``missed``, ``stored``, ``evicted``;
         ``lost``: dropped because the drive did not hold what was stored; ``failed``: not stored, since the drive failed;
         ``checkpoints``; and what opening found: ``recovered_pages``, ``recovered_log_blocks``, ``damaged_checkpoints``,
-        ``damaged_log_blocks``."""
+        ``damaged_log_blocks``. Of a shared area they are those of the owner; ``owner`` is 1 in it, ``epoch`` the number of its
+        opening, ``unanswered`` lookups of this process that no owner answered."""
         found: dict[str, int] = json.loads(self._native.stats())
         return found
 
@@ -206,6 +259,31 @@ class PageStore(Held):
             raise Usage(f"{len(keys)} keys do not match {len(pages)} pages", "pass one page for each key")
         views = [_buffers.view(page, "a page", writable=writable) for page in pages]
         return [_bytes(key) for key in keys], views
+
+
+def _checked(
+    offset: int,
+    nbytes: int | None,
+    page_bytes: int,
+    texts: _Texts,
+    numbers: tuple[int, int],
+    create: str,
+    allowed: tuple[str, ...],
+) -> tuple[tuple[int, int | None, int], _Texts, tuple[int, int]]:
+    """The area, the texts and the numbers of a fingerprint, as the extension module takes them."""
+    for name, text in zip(("model", "revision", "dtype", "layout", "parallel_rank", "hash_algorithm", "seed"), texts):
+        if not isinstance(text, str):
+            raise TypeError(f"{name} is of the type {type(text).__name__}: pass text")
+    if create not in allowed:
+        words = ", ".join(map(repr, allowed[:-1]))
+        raise Usage(f"create is {in_short(create)!r}", f"use {words} or {allowed[-1]!r}")
+    area = (
+        whole("offset", offset, 0, _FAR),
+        None if nbytes is None else whole("nbytes", nbytes, 0, _FAR),
+        whole("page_bytes", page_bytes, 1, 1 << 30),
+    )
+    block_tokens, group = numbers
+    return area, texts, (whole("block_tokens", block_tokens, 0, 0xFFFF_FFFF), whole("group", group, 0, 0xFFFF_FFFF))
 
 
 def _bytes(value: Any) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .._arguments import whole
-from .._errors import NvmeGpuError, Usage, listed
+from .._errors import NvmeGpuError, Usage, in_short, listed
 from .._pages import PageStore
 from .._store import Store, open
 
@@ -28,6 +28,8 @@ class AreaOptions(NamedTuple):
     revision: str = ""
     kv_format: str = ""
     create: Any = "auto"
+    shared: bool = False
+    directory: str | None = None
     allow_write: bool = False
     queues: int = 8
     depth: int = 64
@@ -45,6 +47,10 @@ class AreaOptions(NamedTuple):
         device = options.get("device")
         if not isinstance(device, str) or not device:
             raise Usage(f"{where} names no device", 'add "device": "file:PATH", or the name of a drive')
+        if not isinstance(options.get("shared", False), bool):
+            raise Usage(f"{where} has shared = {in_short(options['shared'])}", "use true or false")
+        if options.get("directory") is not None and not options.get("shared"):
+            raise Usage(f"{where} has a directory of sockets, and shared is not set", "set shared to true")
         return cls(**options)
 
     def dtype(self, *names: object) -> str:
@@ -56,12 +62,38 @@ class AreaOptions(NamedTuple):
             raise Usage("the engine stores keys and values as uint8 and does not tell the format", "set kv_format to its name")
         return " ".join([*map(str, names), self.kv_format])
 
+    def part(self, rank: int) -> int:
+        """The part of keys for the pages of rank ``rank``: in a shared area they lie beside those of the others."""
+        return rank if self.shared else 0
+
+    def parallel_rank(self, rank: int, ranks: int) -> str:
+        """The rank as a field of the fingerprint, which is the same for all that share an area."""
+        return f"each of {ranks}" if self.shared else f"{rank} of {ranks}"
+
     def open(self, rank: int, ranks: int, page_bytes: int, **fingerprint: Any) -> PageStore:
-        """The page store of rank ``rank`` of ``ranks`` that share the device. Closing its store closes it."""
+        """The page store of rank ``rank`` of ``ranks`` that share the device. :func:`close` closes it."""
         offset = whole("offset", self.offset, 0, (1 << 62) - 1)
         nbytes = None if self.nbytes is None else whole("nbytes", self.nbytes, 1, (1 << 62) - 1)
+        texts: dict[str, Any] = {
+            name: _short(value) if isinstance(value, str) else value for name, value in fingerprint.items()
+        }
+        if self.shared:
+            return PageStore.shared(
+                self.device,
+                offset,
+                nbytes,
+                page_bytes=page_bytes,
+                revision=str(self.revision),
+                create=self.create,
+                directory=self.directory,
+                allow_write=self.allow_write,
+                queues=self.queues,
+                depth=self.depth,
+                timeout_ms=self.timeout_ms,
+                **texts,
+            )
         if ranks > 1 and nbytes is None:
-            raise Usage(f"{ranks} ranks have one device, and nbytes is not set", "set nbytes to the share of one rank")
+            raise Usage(f"{ranks} ranks have one device, and nbytes is not set", "set nbytes to a rank's share, or shared to true")
         store = open(
             self.device,
             allow_write=self.allow_write,
@@ -69,9 +101,6 @@ class AreaOptions(NamedTuple):
             depth=self.depth,
             timeout_ms=self.timeout_ms,
         )
-        texts: dict[str, Any] = {
-            name: _short(value) if isinstance(value, str) else value for name, value in fingerprint.items()
-        }
         try:
             return PageStore(
                 store,
@@ -115,14 +144,17 @@ def _short(text: str) -> str:
 
 def close(pages: PageStore) -> None:
     """Closes the page store and its store. A checkpoint before it saves the next opening the log."""
-    store: Store = pages.store
     try:
-        pages.checkpoint()
+        if not pages.is_shared or pages.stats()["owner"]:
+            pages.checkpoint()
     except NvmeGpuError:
         # Never needed: what was stored is found without it.
         pass
     finally:
-        store.close()
+        if pages.is_shared:
+            pages.close()
+        else:
+            pages.store.close()
 
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "lmcache": "LMCache"}

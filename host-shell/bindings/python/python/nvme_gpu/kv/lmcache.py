@@ -8,7 +8,8 @@
       nvme_gpu.device: file:/nvme/pages
 
 The options behind ``nvme_gpu.`` are :class:`AreaOptions`: ``device``, ``offset``, ``nbytes``, ``revision``, ``create``,
-``allow_write``, ``queues``, ``depth``, ``timeout_ms``. Each worker has an area of its own. Written for LMCache 0.5.6.
+``allow_write``, ``queues``, ``depth``, ``timeout_ms``. Each worker has an area of its own, or all have one with ``shared``.
+Written for LMCache 0.5.6.
 """
 
 from __future__ import annotations
@@ -109,14 +110,14 @@ class NvmeBackend(StoragePluginInterface):
             dtype=self._options.dtype(*dtypes),
             layout=digest(layout),
             block_tokens=of.chunk_size,
-            parallel_rank=f"{of.worker_id} of {of.world_size}",
+            parallel_rank=self._options.parallel_rank(of.worker_id, of.world_size),
             hash_algorithm=str(getattr(self.config, "pre_caching_hash_algorithm", "")),
         )
 
-    @staticmethod
-    def _keys(pages: PageStore, keys: Sequence[Any]) -> list[bytes]:
+    def _keys(self, pages: PageStore, keys: Sequence[Any]) -> list[bytes]:
         # LMCache's text of tags is ambiguous where they contain its separators.
-        return pages.keys([f"{key.to_string()}\0{getattr(key, 'tags', None)!r}".encode() for key in keys])
+        names = [f"{key.to_string()}\0{getattr(key, 'tags', None)!r}".encode() for key in keys]
+        return pages.keys(names, self._options.part(self.metadata.worker_id))
 
     # ---- what is there
 

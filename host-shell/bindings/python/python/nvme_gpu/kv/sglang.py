@@ -5,7 +5,8 @@
         "module_path": "nvme_gpu.kv.sglang", "class_name": "NvmeStorage", "device": "file:/nvme/pages"}'
 
 Its options are :class:`AreaOptions`: ``device``, ``offset``, ``nbytes``, ``revision``, ``create``, ``allow_write``,
-``queues``, ``depth``, ``timeout_ms``. Each rank has an area of its own. Written for SGLang 0.5.23.
+``queues``, ``depth``, ``timeout_ms``. Each rank has an area of its own, or all have one with ``shared``.
+Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _OF_SGLANG = ("backend_name", "module_path", "class_name", "interface_v1", "pref
 class NvmeStorage(HiCacheStorage):
     """Pages of HiCache on a drive. Any thread of SGLang may call.
 
-    Raises :class:`Usage` where ranks would need each other's pages: tensor parallel ranks of a model whose keys and values
-    they replicate.
+    Raises :class:`Usage` where ranks would need each other's pages, and the area is not ``shared``: tensor parallel ranks of
+    a model whose keys and values they replicate.
     """
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
@@ -40,11 +41,12 @@ class NvmeStorage(HiCacheStorage):
         self._config = storage_config
         self._lock = threading.Lock()
         self._opened: PageStore | None = None
+        self._part = 0
         self.registered_pools: dict[Any, Any] = {}
-        if storage_config.is_mla_model and storage_config.tp_size > 1:
+        if storage_config.is_mla_model and storage_config.tp_size > 1 and not self._options.shared:
             raise Usage(
                 f"{storage_config.tp_size} ranks replicate the keys and values of {storage_config.model_name}, and one writes",
-                "use a tensor parallel size of 1 for this model, or another back end",
+                "set shared to true, or use a tensor parallel size of 1 for this model",
             )
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
@@ -74,6 +76,9 @@ class NvmeStorage(HiCacheStorage):
                 ranks = config.tp_size * config.pp_size * config.attn_cp_size
                 within = (config.pp_rank * config.tp_size + config.tp_rank) * config.attn_cp_size + config.attn_cp_rank
                 rank = config.dp_rank * ranks + within
+                # Replicas have the same pages, and so have tensor parallel ranks with MLA, of which one writes.
+                alike = config.pp_rank * config.attn_cp_size + config.attn_cp_rank
+                self._part = self._options.part(alike if config.is_mla_model else within)
                 pool = self.mem_pool_host
                 layout = {
                     "pools": sizes,
@@ -91,14 +96,14 @@ class NvmeStorage(HiCacheStorage):
                     dtype=self._options.dtype(*(getattr(one, "dtype", "") for one in (getattr(pool, "device_pool", pool), pool))),
                     layout=digest(layout),
                     block_tokens=getattr(pool, "page_size", 0),
-                    parallel_rank=f"{rank} of {ranks}",
+                    parallel_rank=self._options.parallel_rank(rank, ranks),
                     hash_algorithm="sglang",
                 )
                 _LOG.info("HiCache: %s", self._opened.stats())
             return self._opened
 
     def _keys(self, names: Sequence[str]) -> list[bytes]:
-        return self._pages().keys([name.encode() for name in names])
+        return self._pages().keys([name.encode() for name in names], self._part)
 
     # ---- pages of keys and values
 

@@ -5,7 +5,8 @@
         "secondary_tiers": [{"type": "NvmeTier", "module_path": "nvme_gpu.kv.vllm", "device": "file:/nvme/pages"}]}}'
 
 Its options are those of a tier of vLLM (``locality``, ``enable_kv_events``, ``backpressure``) and :class:`AreaOptions`: ``device``, ``offset``,
-``nbytes``, ``revision``, ``create``, ``allow_write``, ``queues``, ``depth``, ``timeout_ms``. Written for vLLM 0.32 and 0.33.
+``nbytes``, ``revision``, ``create``, ``shared``, ``directory``, ``allow_write``, ``queues``, ``depth``, ``timeout_ms``.
+Written for vLLM 0.32 and 0.33.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Job(NamedTuple):
 
 class NvmeTier(SecondaryTierManager):
     """Chunks of vLLM's CPU tier on a drive. Methods are called by the scheduler's thread. ``drain_jobs`` and ``shutdown`` wait
-    for the drive; ``lookup`` and ``touch`` may wait for one write of the journal, when chunks are committed."""
+    for the drive; ``lookup`` and ``touch`` do not, but in a shared area for the answer of its owner, two seconds at most."""
 
     medium = Medium.STORAGE
 
