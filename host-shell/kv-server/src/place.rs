@@ -7,14 +7,15 @@ use nvme_kv::KvError;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// Locks of this process. A second opening of a locked file would end the lock when it is closed.
-static HELD: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+/// Locks and their processes: a child of a fork has the entries of its parent, and not the locks. A second opening of a
+/// locked file would end the lock when it is closed.
+static HELD: Mutex<BTreeMap<PathBuf, u32>> = Mutex::new(BTreeMap::new());
 
 /// The place at which the processes that share an area meet.
 #[derive(Clone, Debug)]
@@ -53,11 +54,13 @@ impl AreaPlace {
     /// # Errors
     /// [`KvError::Drive`] if the lock's file cannot be opened.
     pub fn try_lock(&self) -> nvme_kv::Result<Option<AreaLock>> {
-        if !lock(&HELD).insert(self.lock.clone()) {
+        let process = std::process::id();
+        if lock(&HELD).insert(self.lock.clone(), process) == Some(process) {
             return Ok(None);
         }
         let mut held = AreaLock {
             path: self.lock.clone(),
+            process,
             file: None,
         };
         let action = || format!("locking {}", self.lock.display());
@@ -87,6 +90,7 @@ impl AreaPlace {
 #[derive(Debug)]
 pub(crate) struct AreaLock {
     path: PathBuf,
+    process: u32,
     file: Option<File>,
 }
 
@@ -94,7 +98,9 @@ impl Drop for AreaLock {
     fn drop(&mut self) {
         let mut held = lock(&HELD);
         self.file = None;
-        held.remove(&self.path);
+        if held.get(&self.path) == Some(&self.process) {
+            held.remove(&self.path);
+        }
     }
 }
 

@@ -177,24 +177,6 @@ def test_replicas_of_vllm_have_areas_of_their_own(vllm, device):
         tier.shutdown()
 
 
-def test_replicas_of_vllm_share_an_area(vllm, device, tmp_path):
-    memory, chunks = view()
-    options = {"device": device, "allow_write": True, "shared": True, "directory": str(tmp_path / "sockets")}
-    tiers = [vllm.NvmeTier(spec(replica, 2), chunks, "nvme", **options) for replica in (0, 1)]
-    tiers[1].submit_store(job(1, [b"key"], [2]))
-    assert ended(tiers[1])[0].success
-    assert [tier.lookup(b"key", None) for tier in tiers] == [LookupResult.HIT] * 2
-    tiers[0].shutdown()
-    # The other one owns the area now.
-    tiers[1].submit_load(job(2, [b"key"], [5]))
-    assert ended(tiers[1])[0].success and memory[5 * CHUNK] == 3
-    tiers[1].shutdown()
-    with pytest.raises(nvme_gpu.Usage, match="directory"):
-        vllm.NvmeTier(spec(), chunks, "nvme", **{**options, "shared": False})
-    with pytest.raises(nvme_gpu.Usage, match="shared = yes"):
-        vllm.NvmeTier(spec(), chunks, "nvme", **{**options, "shared": "yes"})
-
-
 def test_a_drive_that_fails_makes_misses_in_vllm(vllm):
     _, chunks = view()
     device = "sim:mem?size=4MiB&fault=status:0x281@op=read,nth=100-100000"
@@ -365,29 +347,6 @@ def test_pages_of_sglang_are_found_after_a_restart(sglang, device):
     assert storage.clear() and storage.batch_exists(keys) == 0
     storage.close()
     storage.close()
-
-
-def test_ranks_of_sglang_share_an_area(sglang, device, tmp_path):
-    import torch
-
-    pools = HostPool(None, 4, 1024), HostPool(None, 4, 100)
-    options = {"shared": True, "directory": str(tmp_path / "sockets")}
-    for mla in (False, True):
-        ranks = [hicache(sglang, device, pools, tp=(rank, 2), mla=mla, **options) for rank in (0, 1)]
-        key = f"hash {mla}"
-        assert ranks[0].set(key, pools[0].get_data_page(0))
-        # Ranks have pages of their own, but not where they replicate keys and values.
-        assert [rank.exists(key) for rank in ranks] == [True, mla]
-        if mla:
-            found = ranks[1].get(key, pools[0].get_dummy_flat_data_page())
-            assert torch.equal(found, pools[0].memory[0])
-        else:
-            assert ranks[1].set(key, pools[0].get_data_page(2))
-            for number, rank in enumerate(ranks):
-                found = rank.get(key, pools[0].get_dummy_flat_data_page())
-                assert torch.equal(found, pools[0].memory[number])
-        for rank in ranks:
-            rank.close()
 
 
 def test_ranks_of_sglang(sglang, device):
@@ -588,18 +547,6 @@ def test_a_wait_of_lmcache_that_is_ended_gives_memory_back_later(lmcache, loop, 
     future.cancel()
     backend.close()
     assert held.references == 0 and backend.local_cpu_backend.made[1].references <= 1
-
-
-def test_workers_of_lmcache_share_an_area(lmcache, device, loop, tmp_path):
-    options = {"shared": True, "directory": str(tmp_path / "sockets")}
-    workers = [plugin(lmcache, device, loop, of(worker_id=number, world_size=2), **options) for number in (0, 1)]
-    for number, worker in enumerate(workers):
-        worker.batched_submit_put_task([Key(1)], [chunk(number)])[0].result(60)
-    for number, worker in enumerate(workers):
-        assert bytes(worker.get_blocking(Key(1)).byte_array) == bytes(chunk(number).byte_array)
-        assert worker.contains(Key(1), pin=True) and worker.unpin(Key(1))
-    for worker in workers:
-        worker.close()
 
 
 def test_a_damaged_chunk_is_a_miss_in_lmcache(lmcache, device, loop, tmp_path, caplog):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -306,10 +307,21 @@ RANK = """
             pins.append(kv.pin_prefix(keys))
             print(len(pins[-1]), flush=True)
         elif word == "fork":
+            parent = os.getpid()
             if os.fork() == 0:
                 import time
+                kv = nvme_gpu.PageStore.shared(sys.argv[1], page_bytes=8192, model="llama-3-8b", dtype="bfloat16",
+                                               block_tokens=16, allow_write=True, timeout_ms=60_000, directory=sys.argv[2])
+                owned = kv.stats()["owner"]
+                print("forked", owned, flush=True)
+                while os.getppid() == parent:
+                    time.sleep(0.01)
+                found = kv.contains(kv.keys([b"block 1"]))[0]
+                # Written to the last, so that it is there as a whole.
+                with open(sys.argv[2] + "/part", "w") as file:
+                    file.write(f"{kv.stats()['owner']} {found}")
+                os.rename(sys.argv[2] + "/part", sys.argv[2] + "/child")
                 time.sleep(600)
-            print("forked", flush=True)
 """
 
 
@@ -368,9 +380,23 @@ def test_ranks_share_an_area_and_an_owner_that_is_killed_is_replaced(ranks):
 
 def test_an_owner_whose_children_live_on_is_replaced(ranks):
     """A child of a fork keeps the sockets, and not the lock."""
-    assert ranks[0].ask("fork") == ["forked"] and ranks[1].ask("put 1") == ["stored"]
+    assert ranks[0].ask("fork") == ["forked", "0"] and ranks[1].ask("put 1") == ["stored"]
     ranks[0].kill()
     assert ranks[1].ask("get 1") == [str(PAGE - 1)] and ranks[2].ask("put 1") == ["present"]
+
+
+def test_a_child_of_an_owner_replaces_it(image, tmp_path):
+    owner = Rank(image, tmp_path)
+    try:
+        assert owner.ask("put 1") == ["stored"] and owner.ask("fork") == ["forked", "0"]
+        owner.kill()
+        for _ in range(1200):
+            if (tmp_path / "sockets" / "child").exists():
+                break
+            time.sleep(0.05)
+        assert (tmp_path / "sockets" / "child").read_text() == "1 True"
+    finally:
+        owner.end()
 
 
 def test_a_shared_area_has_the_calls_of_one_that_is_not(image, tmp_path):

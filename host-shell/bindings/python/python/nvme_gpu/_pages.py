@@ -65,7 +65,7 @@ class PageStore(Held):
     """Pages of keys and values by key, in an area of a store. What was stored is found again by the next process.
 
     ``page_bytes``: the longest page. ``offset``, ``nbytes``: the area, from a multiple of 4,096 on; None: to the end of the
-    store. Ranks that share a drive take an area each. ``model``, ``revision``, ``dtype``, ``layout``, ``block_tokens``,
+    store. Ranks take an area each, or one by :meth:`shared`. ``model``, ``revision``, ``dtype``, ``layout``, ``block_tokens``,
     ``parallel_rank``, ``group``, ``hash_algorithm``, ``seed``: what pages depend on besides the tokens; they are in every
     key, and an area that was made for others is not read.
 
