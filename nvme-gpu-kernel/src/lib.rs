@@ -94,6 +94,7 @@ mod chunks;
     any(feature = "gathers", feature = "scatter")
 ))]
 mod copy;
+pub mod distinct;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "kernels"))]
 mod entry;
 #[cfg(all(
@@ -177,11 +178,13 @@ pub mod entries {
         nvme_shared_narrow, nvme_shared_traced, nvme_tokens, nvme_warp, nvme_warp_traced,
     };
     pub use crate::gather::{
-        nvme_begin_batched, nvme_begin_batched_mapped, nvme_check_rows, nvme_copy_rows,
-        nvme_end_launch, nvme_finish_batched, nvme_finish_batched_mapped, nvme_follow_rows,
-        nvme_gather, nvme_gather_batched, nvme_gather_batched_cached, nvme_gather_batched_mapped,
-        nvme_gather_cached, nvme_gather_mapped, nvme_gather_striped, nvme_gather_striped_mapped,
-        nvme_read_listed, nvme_read_ranges, nvme_widen_rows,
+        nvme_begin_batched, nvme_begin_batched_mapped, nvme_check_rows, nvme_claim_rows,
+        nvme_claim_rows_mapped, nvme_copy_rows, nvme_end_launch, nvme_finish_batched,
+        nvme_finish_batched_mapped, nvme_follow_rows, nvme_gather, nvme_gather_batched,
+        nvme_gather_batched_cached, nvme_gather_batched_mapped, nvme_gather_cached,
+        nvme_gather_listed, nvme_gather_listed_mapped, nvme_gather_mapped, nvme_gather_striped,
+        nvme_gather_striped_mapped, nvme_list_rows, nvme_read_listed, nvme_read_ranges,
+        nvme_repeat_rows, nvme_widen_rows,
     };
     pub use crate::scatter::nvme_scatter;
 }

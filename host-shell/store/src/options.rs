@@ -182,4 +182,9 @@ pub struct StoreStats {
     /// Number of rows that gathers left without data and scatters did not write, by the CPU and by a GPU, each run of a
     /// graph included. When a GPU moves bytes, each part of 64 KiB counts as a row.
     pub failed_rows: u64,
+    /// Number of rows of gathers on a GPU that read each distinct row once: those of 4,096 rows and more of one drive,
+    /// without a cache, each run of a graph included.
+    pub asked_rows: u64,
+    /// Number of these rows that were read.
+    pub read_rows: u64,
 }

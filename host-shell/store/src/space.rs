@@ -318,6 +318,9 @@ impl StoreSpace {
             stats.begun_gathers += begun;
             stats.late_rows += late;
             stats.failed_rows += rows.failed_rows();
+            let (asked, read) = rows.distinct_rows();
+            stats.asked_rows += asked;
+            stats.read_rows += read;
         }
         stats
     }

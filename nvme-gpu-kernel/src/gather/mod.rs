@@ -13,6 +13,7 @@
 mod batched;
 #[cfg(feature = "rows")]
 mod cached;
+mod distinct;
 #[cfg(feature = "rows")]
 mod end;
 mod failed;
@@ -33,6 +34,11 @@ mod wide;
 pub use batched::nvme_gather_batched;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use cached::nvme_gather_batched_cached;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use distinct::{
+    nvme_claim_rows, nvme_claim_rows_mapped, nvme_gather_listed, nvme_gather_listed_mapped,
+    nvme_list_rows, nvme_repeat_rows,
+};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use end::nvme_end_launch;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -253,6 +259,27 @@ unsafe fn gather_some<M: RowMap>(
     ranges: Option<(RangeSplit, RangeSource)>,
     count: u64,
 ) {
+    // SAFETY: this function's caller vouches for the launch.
+    unsafe {
+        gather_with(rows, map, (cache, ranges), count, |work, first, step| {
+            work.gather_all(first, step);
+        });
+    }
+}
+
+/// Gathers by `all`, which receives the work of each warp, its number and the number of warps. The launch has `count`
+/// rows at most.
+///
+/// # Safety
+/// As [`gather_some`].
+#[inline(always)]
+unsafe fn gather_with<'r, M: RowMap>(
+    rows: &'r GatherLaunch,
+    map: M,
+    (cache, ranges): (Option<CacheOf<'r>>, Option<(RangeSplit, RangeSource)>),
+    count: u64,
+    all: impl FnOnce(&mut GatherWarp<'r, 'r, M>, u32, u32),
+) {
     let block = WholeBlock::here();
     let count = if count < rows.count {
         count
@@ -288,10 +315,8 @@ unsafe fn gather_some<M: RowMap>(
         has_lost: false,
         failed: WarpFailures::default(),
     };
-    work.gather_all(
-        arch::block() * BLOCK_WARPS + arch::thread() / 32,
-        arch::blocks() * BLOCK_WARPS,
-    );
+    let warp = arch::block() * BLOCK_WARPS + arch::thread() / 32;
+    all(&mut work, warp, arch::blocks() * BLOCK_WARPS);
     let left = (&work.failed, work.has_lost);
     launch::leave(rows, (&gate, inside.station), &block, left, || {});
 }

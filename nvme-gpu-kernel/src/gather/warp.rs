@@ -532,4 +532,5 @@ pub(super) fn leader_of(id: u64, wants: bool) -> u32 {
 }
 
 // Behind the functions above: the compiler inlines in the order of declarations, and the PTX follows it.
+mod listed;
 mod output;

@@ -4,6 +4,7 @@
 
 use crate::idle;
 use crate::kernels::now_ns;
+use nvme_gpu_kernel::distinct::DistinctLaunch;
 use nvme_gpu_kernel::entries;
 use nvme_gpu_kernel::extents::MappedLaunch;
 use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
@@ -14,7 +15,7 @@ use nvme_gpu_kernel::rows::{
 use std::rc::Rc;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 20] = [
+pub const NAMES: [&std::ffi::CStr; 26] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
@@ -34,6 +35,12 @@ pub const NAMES: [&std::ffi::CStr; 20] = [
     c"nvme_begin_batched_mapped",
     c"nvme_finish_batched_mapped",
     c"nvme_gather_striped_mapped",
+    c"nvme_claim_rows",
+    c"nvme_list_rows",
+    c"nvme_gather_listed",
+    c"nvme_repeat_rows",
+    c"nvme_claim_rows_mapped",
+    c"nvme_gather_listed_mapped",
     c"nvme_gather_batched_cached",
 ];
 
@@ -111,6 +118,12 @@ launches! {
     end nvme_end_launch GatherLaunch;
     check nvme_check_rows CheckLaunch;
     write nvme_scatter ScatterLaunch;
+    claim nvme_claim_rows DistinctLaunch;
+    list nvme_list_rows DistinctLaunch;
+    gather_listed nvme_gather_listed DistinctLaunch;
+    repeat nvme_repeat_rows DistinctLaunch;
+    claim_mapped nvme_claim_rows_mapped MappedLaunch<DistinctLaunch>;
+    gather_listed_mapped nvme_gather_listed_mapped MappedLaunch<DistinctLaunch>;
 }
 
 /// A launch that writes rows.

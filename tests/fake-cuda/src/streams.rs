@@ -12,6 +12,7 @@ use crate::{
     compute, current_context, examples, fault, kernels, litmus, lock, peer, rows,
 };
 use nvme_gpu_kernel::Kernel;
+use nvme_gpu_kernel::distinct::DistinctLaunch;
 use nvme_gpu_kernel::extents::MappedLaunch;
 use nvme_gpu_kernel::rows::{
     Batched, CachedBatched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, HalvedGather,
@@ -478,7 +479,27 @@ pub unsafe extern "C" fn cuLaunchKernel(
             let mapped = unsafe { **parameters.cast::<*const MappedLaunch<StripedGather>>() };
             Arc::new(move || rows::gather_striped_mapped(mapped, grid, block))
         }
-        (None, name) if name == rows::NAMES[19] => {
+        (None, name) if rows::NAMES[19..23].contains(&name) => {
+            // SAFETY: these kernels take one `DistinctLaunch`.
+            let distinct = unsafe { **parameters.cast::<*const DistinctLaunch>() };
+            let run = match name {
+                name if name == rows::NAMES[19] => rows::claim,
+                name if name == rows::NAMES[20] => rows::list,
+                name if name == rows::NAMES[21] => rows::gather_listed,
+                _ => rows::repeat,
+            };
+            Arc::new(move || run(distinct, grid, block))
+        }
+        (None, name) if rows::NAMES[23..25].contains(&name) => {
+            // SAFETY: these kernels take one `DistinctLaunch` with a map.
+            let mapped = unsafe { **parameters.cast::<*const MappedLaunch<DistinctLaunch>>() };
+            let run = match name == rows::NAMES[23] {
+                true => rows::claim_mapped,
+                false => rows::gather_listed_mapped,
+            };
+            Arc::new(move || run(mapped, grid, block))
+        }
+        (None, name) if name == rows::NAMES[25] => {
             // SAFETY: this kernel takes one `CachedBatched`.
             let cached = unsafe { **parameters.cast::<*const CachedBatched>() };
             Arc::new(move || rows::gather_batched_cached(cached, grid, block))

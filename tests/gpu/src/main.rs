@@ -9,6 +9,7 @@ mod by_host;
 mod captured;
 mod compute;
 mod data;
+mod distinct;
 mod example;
 mod experts;
 mod flash;
@@ -142,6 +143,7 @@ fn main() -> ExitCode {
     example::all(&mut report, &bench);
     data::all(&mut report, &bench);
     gather::all(&mut report, &bench);
+    distinct::all(&mut report, &bench);
     owned::all(&mut report, &bench);
     kept::all(&mut report, &bench);
     halves::all(&mut report, &bench);

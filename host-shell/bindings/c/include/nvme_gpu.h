@@ -426,6 +426,15 @@ typedef struct nvme_gpu_statistics {
    Of bytes that a GPU moves, they are parts of 64 KiB.
    */
   uint64_t failed_rows;
+  /*
+   Rows of gathers on a GPU that read each distinct row once: those of 4,096 rows and more of one drive, without a
+   cache, each run of a graph included.
+   */
+  uint64_t asked_rows;
+  /*
+   Those of them that were read.
+   */
+  uint64_t read_rows;
 } nvme_gpu_statistics;
 
 /*

@@ -112,6 +112,11 @@ pub struct StoreStatistics {
     /// Rows that gathers left without data and scatters did not write, by the CPU and by a GPU, each run of a graph included.
     /// Of bytes that a GPU moves, they are parts of 64 KiB.
     pub failed_rows: u64,
+    /// Rows of gathers on a GPU that read each distinct row once: those of 4,096 rows and more of one drive, without a
+    /// cache, each run of a graph included.
+    pub asked_rows: u64,
+    /// Those of them that were read.
+    pub read_rows: u64,
 }
 
 // SAFETY: integers, the size first.
@@ -407,6 +412,8 @@ pub unsafe extern "C" fn nvme_gpu_stats(
             begun_gathers: stats.begun_gathers,
             late_rows: stats.late_rows,
             failed_rows: stats.failed_rows,
+            asked_rows: stats.asked_rows,
+            read_rows: stats.read_rows,
         };
         // SAFETY: as the header says.
         unsafe { give(statistics, &known) }

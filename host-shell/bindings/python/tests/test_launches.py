@@ -72,6 +72,21 @@ def test_a_refused_launch_leaves_the_buffers_alone(gpu_store, driver):
     table.gather(Device(range(50)), out=out, check="now")
 
 
+@pytest.mark.parametrize("launches", range(4))
+def test_a_refused_gather_of_distinct_rows_leaves_its_memory_to_no_one(gpu_store, driver, launches):
+    gpu_store.write(bytes(range(1, 251)) * 4)
+    table = gpu_store.table(0, shape=(100, 8), dtype="uint8")
+    ids = Device([index % 100 for index in range(4096)])
+    out = Device([7] * 4096 * 8, "|u1", shape=(4096, 8))
+    driver.fake_cuda_refuse_after(launches)
+    with pytest.raises(nvme_gpu.NvmeGpuError, match="OUT_OF_MEMORY"):
+        table.gather(ids, out=out)
+    driver.fake_cuda_refuse_after(-1)
+    table.gather(ids, out=out, check="now")
+    stored = (bytes(range(1, 251)) * 4)[:800]
+    assert bytes(out.memory) == (stored * 41)[: 4096 * 8]
+
+
 def test_the_result_of_a_captured_read_says_what_to_do(gpu_store, driver):
     gpu_store.write(bytes([9]) * 8192)
     out = Device([0] * 8192, "|u1")

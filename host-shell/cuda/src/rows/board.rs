@@ -57,8 +57,9 @@ impl LaunchMailbox {
     /// Without memory that the GPU reaches.
     pub fn new(gpu: &Arc<Gpu>, stations: u32, launches: u32) -> Result<Self> {
         let (gate_words, launches) = (gate::words(stations), launches as usize);
-        let late = stations as usize * size_of::<AtomicU32>();
-        let bytes = head(gate_words) + launches * size_of::<SummaryWords>() + late;
+        let late = late_bytes(stations as usize);
+        let distinct = 2 * size_of::<AtomicU64>();
+        let bytes = head(gate_words) + launches * size_of::<SummaryWords>() + late + distinct;
         let (pages, registered) = RegisteredMemory::pinned(gpu, bytes)?;
         Ok(Self {
             registered,
@@ -108,12 +109,34 @@ impl LaunchMailbox {
     /// Returns the number of rows of gathers in halves that second launches read by themselves.
     pub fn late_rows(&self) -> u64 {
         let start = self.pages.start().wrapping_add(self.late_rows_offset());
-        // SAFETY: the pages end with a word for each station, aligned to 8 bytes, and live as long as the borrow. Both
+        // SAFETY: behind the summaries is a word for each station, aligned to 8 bytes, and live as long as the borrow. Both
         // sides use them as atomics alone.
         let counts: &[AtomicU32] =
             unsafe { std::slice::from_raw_parts(start.cast(), self.stations) };
         let count = |count: &AtomicU32| u64::from(count.load(Order::Relaxed, Scope::Sys));
         counts.iter().map(count).sum()
+    }
+
+    /// Returns the offset of the counts of distinct rows, behind those of late rows.
+    fn distinct_offset(&self) -> usize {
+        self.late_rows_offset() + late_bytes(self.stations)
+    }
+
+    /// Returns the GPU's address of two `u64`: the rows that gathers of distinct rows were asked for, and those that
+    /// they read.
+    pub fn distinct_address(&self) -> u64 {
+        self.registered.address() + self.distinct_offset() as u64
+    }
+
+    /// Returns both counts.
+    pub fn distinct_rows(&self) -> (u64, u64) {
+        let start = self.pages.start().wrapping_add(self.distinct_offset());
+        // SAFETY: the pages end with these words, aligned to 8 bytes, and live as long as the borrow. Both sides use
+        // them as atomics alone.
+        let counts: &[AtomicU64; 2] = unsafe { &*start.cast() };
+        let [asked, read] = counts;
+        let count = |count: &AtomicU64| count.load(Order::Relaxed, Scope::Sys);
+        (count(asked), count(read))
     }
 
     /// Returns the number of rows that failed in all launches that have ended.
@@ -173,6 +196,11 @@ impl LaunchMailbox {
 /// Bytes of the gate's words, with what fills their last line of 64.
 fn gate_bytes(words: usize) -> usize {
     (words * size_of::<AtomicU32>()).next_multiple_of(64)
+}
+
+/// Bytes of the counts of late rows, with what fills their last word of 8.
+fn late_bytes(stations: usize) -> usize {
+    (stations * size_of::<AtomicU32>()).next_multiple_of(size_of::<AtomicU64>())
 }
 
 /// Bytes before the summaries: the gate, and the counts of writes.

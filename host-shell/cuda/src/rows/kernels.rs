@@ -28,8 +28,13 @@ pub(super) struct RowKernels {
     pub gather_striped: KernelFunction,
     pub read_ranges: KernelFunction,
     pub read_listed: KernelFunction,
+    /// Kernels of gathers that read each distinct row once, in their order.
+    pub claim_rows: KernelFunction,
+    pub list_rows: KernelFunction,
+    pub gather_listed: KernelFunction,
+    pub repeat_rows: KernelFunction,
     pub widen_rows: KernelFunction,
-    /// Blocks of `widen_rows` that are of use.
+    /// Blocks of `widen_rows`, and of others that only move rows on the GPU, that are of use.
     pub widen_blocks: u32,
     /// Kernel that ends a launch number, behind kernels that report nothing to the host.
     pub end_launch: KernelFunction,
@@ -52,6 +57,10 @@ impl RowKernels {
             gather_striped: gathers.function("nvme_gather_striped")?,
             read_ranges: gathers.function("nvme_read_ranges")?,
             read_listed: gathers.function("nvme_read_listed")?,
+            claim_rows: gathers.function("nvme_claim_rows")?,
+            list_rows: gathers.function("nvme_list_rows")?,
+            gather_listed: gathers.function("nvme_gather_listed")?,
+            repeat_rows: gathers.function("nvme_repeat_rows")?,
             widen_rows: gathers.function("nvme_widen_rows")?,
             end_launch: gathers.function("nvme_end_launch")?,
             widen_blocks: gpu.multiprocessors()? * WIDEN_BLOCKS,

@@ -30,6 +30,8 @@ pub(super) struct MappedKernels {
     pub begin_batched: KernelFunction,
     pub finish_batched: KernelFunction,
     pub gather_striped: KernelFunction,
+    pub claim_rows: KernelFunction,
+    pub gather_listed: KernelFunction,
 }
 
 impl MappedKernels {
@@ -41,6 +43,8 @@ impl MappedKernels {
             begin_batched: module.function("nvme_begin_batched_mapped")?,
             finish_batched: module.function("nvme_finish_batched_mapped")?,
             gather_striped: module.function("nvme_gather_striped_mapped")?,
+            claim_rows: module.function("nvme_claim_rows_mapped")?,
+            gather_listed: module.function("nvme_gather_listed_mapped")?,
         })
     }
 }

@@ -11,6 +11,7 @@
 //! - `streamed`: rows that the caller's kernel consumes while it reads them.
 //! - `batched`: gathers of few rows, by queues that blocks own (docs/adr/0028). `halves`: the same as two launches, with
 //!   other work between them (docs/adr/0029).
+//! - `distinct`: gathers of many rows, of which each distinct one is read once.
 //! - `ranges`: reads of any length, many in one launch. `scatter`: rows that the GPU writes.
 //! - `wide`: rows whose elements a second launch dequantises or upcasts.
 //! - `board`, `state`: the words and the memory that launches and their recovery share.
@@ -22,6 +23,7 @@ mod begun_point;
 mod board;
 mod by_host;
 mod cache;
+mod distinct;
 mod ended;
 mod halves;
 mod kernels;
@@ -294,6 +296,10 @@ impl GpuRows {
             failed_as: wide.failed_as(ways.failed),
             ..launch
         };
+        if let Some(distinct) = self.distinct(&launch, ways) {
+            // SAFETY: the caller keeps the conditions under `# Safety`.
+            return unsafe { self.gather_distinct(distinct, &wide, ways, stream) };
+        }
         let named = TableMap::named(ways.map, ways.cache.and_then(TableCache::named));
         // SAFETY: the caller keeps the conditions; each of the three kernels stores all rows where the request wants
         // them.

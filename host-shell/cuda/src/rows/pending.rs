@@ -180,8 +180,13 @@ impl PendingRows {
         for part in &self.parts {
             let failures = part.failures();
             all.rows += failures.rows;
-            if let (None, Some((row, code))) = (all.first, failures.first) {
-                all.first = Some((row + part.first_row, code));
+            let Some((row, code)) = failures.first else {
+                continue;
+            };
+            // Launches of one operation may fail rows of the same range, in any order.
+            let row = row + part.first_row;
+            if all.first.is_none_or(|(lowest, _)| row < lowest) {
+                all.first = Some((row, code));
                 all.member = failures.member;
             }
         }

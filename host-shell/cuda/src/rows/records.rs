@@ -1,4 +1,4 @@
-//! Memory of gathers in halves, which the second launch leaves in the state that the next gather needs. It is reused
+//! Memory of gathers of several launches, which the last launch leaves in the state that the next gather needs. It is reused
 //! and not freed: freeing GPU memory waits for all kernels, also for those that wait for the drive.
 
 use super::super::driver::Gpu;
@@ -37,10 +37,31 @@ impl RecordPool {
             Some(memory) => memory,
             None => DeviceMemory::new(gpu, bytes.next_power_of_two().max(LEAST_BYTES))?,
         };
-        Ok(RecordMemory {
+        Ok(self.taken(memory))
+    }
+
+    /// Takes memory of exactly `bytes` bytes, which was used before as memory of this length, or never.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::new`].
+    pub fn take_exact(self: &Arc<Self>, gpu: &Arc<Gpu>, bytes: usize) -> Result<RecordMemory> {
+        let found = {
+            let mut free = lock(&self.free);
+            let at = free.iter().position(|memory| memory.len() == bytes);
+            at.map(|at| free.swap_remove(at))
+        };
+        let memory = match found {
+            Some(memory) => memory,
+            None => DeviceMemory::new(gpu, bytes)?,
+        };
+        Ok(self.taken(memory))
+    }
+
+    fn taken(self: &Arc<Self>, memory: DeviceMemory) -> RecordMemory {
+        RecordMemory {
             memory: Some(memory),
             pool: Arc::clone(self),
-        })
+        }
     }
 }
 

@@ -62,6 +62,10 @@ pub(in super::super) struct RowsState {
     pub(super) counts: GatherCounts,
     /// Memory of gathers in halves.
     pub(super) records: Arc<RecordPool>,
+    /// Memory of gathers that read each distinct row once.
+    pub(super) distinct: Arc<RecordPool>,
+    /// Two `u64`: the rows that these were asked for, and those that they read.
+    pub(super) distinct_counts: DeviceMemory,
     /// True if a caller's kernel may use this memory at any time: it is never freed.
     pub is_kept: AtomicBool,
 }
@@ -90,6 +94,8 @@ impl RowsState {
             footing: OnceLock::new(),
             counts: GatherCounts::default(),
             records: Arc::default(),
+            distinct: Arc::default(),
+            distinct_counts: DeviceMemory::new(gpu, 16)?,
             is_kept: AtomicBool::new(false),
         })
     }
