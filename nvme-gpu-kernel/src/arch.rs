@@ -7,10 +7,10 @@
 #[cfg(any(feature = "gathers", feature = "scatter"))]
 mod copies;
 
-#[cfg(any(feature = "gathers", feature = "rows", feature = "mapped"))]
-pub use copies::copy_units;
 #[cfg(any(feature = "gathers", feature = "scatter"))]
 pub use copies::{copy_1, copy_4, copy_16, copy_pieces};
+#[cfg(any(feature = "gathers", feature = "rows", feature = "mapped"))]
+pub use copies::{copy_units, load_pair};
 use core::arch::asm;
 #[cfg(feature = "gathers")]
 use nvme_core::sync::AtomicU32;

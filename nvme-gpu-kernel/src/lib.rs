@@ -151,6 +151,7 @@ pub mod strips;
 mod table;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod table_rows;
+pub mod wide_batch;
 pub mod work;
 
 pub use batch_record::{BatchRecord, BegunBatch};
@@ -180,11 +181,12 @@ pub mod entries {
     pub use crate::gather::{
         nvme_begin_batched, nvme_begin_batched_mapped, nvme_check_rows, nvme_claim_rows,
         nvme_claim_rows_mapped, nvme_copy_rows, nvme_end_launch, nvme_finish_batched,
-        nvme_finish_batched_mapped, nvme_follow_rows, nvme_gather, nvme_gather_batched,
-        nvme_gather_batched_cached, nvme_gather_batched_mapped, nvme_gather_cached,
-        nvme_gather_listed, nvme_gather_listed_mapped, nvme_gather_mapped, nvme_gather_striped,
-        nvme_gather_striped_mapped, nvme_list_rows, nvme_read_listed, nvme_read_ranges,
-        nvme_repeat_rows, nvme_widen_rows,
+        nvme_finish_batched_mapped, nvme_finish_batched_wide, nvme_finish_batched_wide_mapped,
+        nvme_follow_rows, nvme_gather, nvme_gather_batched, nvme_gather_batched_cached,
+        nvme_gather_batched_mapped, nvme_gather_batched_wide, nvme_gather_batched_wide_mapped,
+        nvme_gather_cached, nvme_gather_listed, nvme_gather_listed_mapped, nvme_gather_mapped,
+        nvme_gather_striped, nvme_gather_striped_mapped, nvme_list_rows, nvme_read_listed,
+        nvme_read_ranges, nvme_repeat_rows, nvme_widen_rows,
     };
     pub use crate::scatter::nvme_scatter;
 }

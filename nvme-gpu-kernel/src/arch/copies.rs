@@ -181,6 +181,22 @@ unsafe fn copy_fours(to: [u64; 8], from: [u64; 8], there: u32) {
     }
 }
 
+/// Loads 16 bytes.
+///
+/// # Safety
+/// The address is valid and a multiple of 16.
+#[cfg(feature = "gathers")]
+#[inline(always)]
+pub unsafe fn load_pair(from: u64) -> (u64, u64) {
+    let (low, high): (u64, u64);
+    // SAFETY: the caller vouches for the address.
+    unsafe {
+        asm!("ld.global.v2.b64 {{{low}, {high}}}, [{from}];",
+            from = in(reg64) from, low = out(reg64) low, high = out(reg64) high, options(nostack));
+    }
+    (low, high)
+}
+
 /// Copies 4 bytes.
 ///
 /// # Safety

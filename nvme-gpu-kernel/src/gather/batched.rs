@@ -43,6 +43,21 @@ entry! {
 /// As [`nvme_gather_batched`]; the ranges of the table are valid as [`ExtentMap`](crate::extents::ExtentMap) documents.
 #[inline(always)]
 pub(super) unsafe fn gather<M: RowMap>(batched: &Batched, map: M) {
+    // SAFETY: the caller keeps the conditions under `# Safety`.
+    unsafe { gather_by(batched, map, BatchWork::gather) }
+}
+
+/// Gathers by `all`, which receives the work of the block, its first row and the number of its rows, and the id of the
+/// thread's row.
+///
+/// # Safety
+/// As [`gather`].
+#[inline(always)]
+pub(super) unsafe fn gather_by<'r, M: RowMap>(
+    batched: &'r Batched,
+    map: M,
+    all: impl FnOnce(BatchWork<'r, 'r, M>, (u64, u32), i64),
+) {
     let rows = &batched.gather;
     // SAFETY: the caller keeps the conditions under `# Safety`.
     let Some(gate) = (unsafe { station::gate(rows) }) else {
@@ -64,7 +79,7 @@ pub(super) unsafe fn gather<M: RowMap>(batched: &Batched, map: M) {
     };
     let place = (rows, map);
     let work = BatchWork::new((place, block, gate), (station, queue), BatchOrigin::Own);
-    work.gather((first, batched.rows_of_block), id);
+    all(work, (first, batched.rows_of_block), id);
 }
 
 /// Commands of the queue when its block begins to read.
@@ -192,6 +207,19 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
         (first, count): (u64, u32),
     ) -> i32 {
         let units = UnitSteps::new(self.rows.row_bytes >> self.rows.unit_shift);
+        let (became, in_slot) = self.read_parts((id, part));
+        let words = self.publish(in_slot);
+        match self.rows.unit_shift {
+            4 => self.copy::<4>(words, (first, count), units),
+            3 => self.copy::<3>(words, (first, count), units),
+            _ => self.copy::<LEAST_SHIFT>(words, (first, count), units),
+        }
+        became
+    }
+
+    /// Reads the thread's row, if it has one. Returns its code, and its first byte in the slot.
+    #[inline(always)]
+    fn read_parts(&mut self, (id, part): (i64, Option<RowSpan>)) -> (i32, u32) {
         let (mut became, mut in_slot) = self.read(part.map(|part| part.place));
         if M::IS_MAP {
             became = self.read_rest((id, part), became);
@@ -199,17 +227,31 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
                 in_slot = NOWHERE;
             }
         }
+        (became, in_slot)
+    }
+
+    /// Reads the thread's row if the block has a queue; otherwise returns the code of its row, and no place.
+    #[inline(always)]
+    pub fn read_whole(&mut self, (id, part): (i64, Option<RowSpan>)) -> (i32, u32) {
+        // All threads of the block take the same branch, since the first branch has barriers.
+        match (self.queue.is_some(), self.station, part) {
+            (true, ..) => self.read_parts((id, part)),
+            (_, _, None) => (code::OUT_OF_RANGE, NOWHERE),
+            _ if self.origin == BatchOrigin::Gone => (code::GONE, NOWHERE),
+            (_, NO_STATION, _) => (station::why_none(&self.gate), NOWHERE),
+            _ => (code::NOT_RUN, NOWHERE),
+        }
+    }
+
+    /// Publishes the place of the thread's row in its slot, and returns those of all rows of the block.
+    #[inline(always)]
+    pub fn publish(&self, in_slot: u32) -> &'static [AtomicU32] {
         let words = self.block.batch_words();
         if let Some(word) = words.get(arch::thread() as usize) {
             word.store(in_slot, Order::Relaxed, Scope::Cta);
         }
         self.block.sync();
-        match self.rows.unit_shift {
-            4 => self.copy::<4>(words, (first, count), units),
-            3 => self.copy::<3>(words, (first, count), units),
-            _ => self.copy::<LEAST_SHIFT>(words, (first, count), units),
-        }
-        became
+        words
     }
 
     /// Reads the blocks of the thread's row, if it has one, into its slot. Returns the row's code, and its first byte in

@@ -136,6 +136,20 @@ pub(super) unsafe fn begin<M: RowMap>(halved: &HalvedGather, map: M) {
 /// As [`nvme_finish_batched`].
 #[inline(always)]
 pub(super) unsafe fn finish<M: RowMap>(halved: &HalvedGather, map: M) {
+    // SAFETY: the caller keeps the conditions under `# Safety`.
+    unsafe { finish_by(halved, map, BatchWork::gather) }
+}
+
+/// Finishes a gather by `all`, as `gather_by` calls it.
+///
+/// # Safety
+/// As [`finish`].
+#[inline(always)]
+pub(super) unsafe fn finish_by<'r, M: RowMap>(
+    halved: &'r HalvedGather,
+    map: M,
+    all: impl FnOnce(BatchWork<'r, 'r, M>, (u64, u32), i64),
+) {
     let (batched, rows) = (&halved.batched, &halved.batched.gather);
     // SAFETY: the caller's, for the gate and the records.
     let (Some(gate), record) = (unsafe { (station::gate(rows), record(halved)) }) else {
@@ -181,7 +195,7 @@ pub(super) unsafe fn finish<M: RowMap>(halved: &HalvedGather, map: M) {
             left.min(batched.rows_of_block.into()) as u32,
         );
     }
-    work.gather((first, batched.rows_of_block), id);
+    all(work, (first, batched.rows_of_block), id);
 }
 
 /// Takes the block's batch and passes the gate with its station, or with another one if there is none. Returns the

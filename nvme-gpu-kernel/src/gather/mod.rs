@@ -29,6 +29,7 @@ mod row;
 mod warp;
 #[cfg(feature = "rows")]
 mod wide;
+mod widened;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use batched::nvme_gather_batched;
@@ -54,6 +55,11 @@ pub use mapped::{
 pub use probe::{nvme_check_rows, nvme_copy_rows};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use wide::nvme_widen_rows;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use widened::{
+    nvme_finish_batched_wide, nvme_finish_batched_wide_mapped, nvme_gather_batched_wide,
+    nvme_gather_batched_wide_mapped,
+};
 
 use crate::arch;
 use crate::groups::WholeBlock;

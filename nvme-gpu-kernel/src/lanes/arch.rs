@@ -328,6 +328,16 @@ unsafe fn copy_each<T: Copy + Default>(to: [u64; 8], from: [u64; 8], there: u32)
     }
 }
 
+/// Loads 16 bytes.
+///
+/// # Safety
+/// The address is valid and a multiple of 16.
+pub unsafe fn load_pair(from: u64) -> (u64, u64) {
+    // SAFETY: the caller vouches for the address.
+    let both = unsafe { at::<u128>(from).read_volatile() };
+    (both as u64, (both >> 64) as u64)
+}
+
 /// Copies 4 bytes.
 ///
 /// # Safety

@@ -12,10 +12,11 @@ use nvme_gpu_kernel::rows::{
     Batched, CachedBatched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, HalvedGather,
     ListedLaunch, RangesLaunch, SCATTER_ROWS, ScatterLaunch, StripedGather, WidenLaunch,
 };
+use nvme_gpu_kernel::wide_batch::WidenedLaunch;
 use std::rc::Rc;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 26] = [
+pub const NAMES: [&std::ffi::CStr; 30] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
@@ -41,6 +42,10 @@ pub const NAMES: [&std::ffi::CStr; 26] = [
     c"nvme_repeat_rows",
     c"nvme_claim_rows_mapped",
     c"nvme_gather_listed_mapped",
+    c"nvme_gather_batched_wide",
+    c"nvme_finish_batched_wide",
+    c"nvme_gather_batched_wide_mapped",
+    c"nvme_finish_batched_wide_mapped",
     c"nvme_gather_batched_cached",
 ];
 
@@ -124,6 +129,10 @@ launches! {
     repeat nvme_repeat_rows DistinctLaunch;
     claim_mapped nvme_claim_rows_mapped MappedLaunch<DistinctLaunch>;
     gather_listed_mapped nvme_gather_listed_mapped MappedLaunch<DistinctLaunch>;
+    gather_batched_wide nvme_gather_batched_wide WidenedLaunch<Batched>;
+    finish_batched_wide nvme_finish_batched_wide WidenedLaunch<HalvedGather>;
+    gather_batched_wide_mapped nvme_gather_batched_wide_mapped MappedLaunch<WidenedLaunch<Batched>>;
+    finish_batched_wide_mapped nvme_finish_batched_wide_mapped MappedLaunch<WidenedLaunch<HalvedGather>>;
 }
 
 /// A launch that writes rows.

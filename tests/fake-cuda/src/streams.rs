@@ -18,6 +18,7 @@ use nvme_gpu_kernel::rows::{
     Batched, CachedBatched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, HalvedGather,
     ListedLaunch, RangesLaunch, ScatterLaunch, StripedGather, WidenLaunch,
 };
+use nvme_gpu_kernel::wide_batch::WidenedLaunch;
 use nvme_gpu_kernel::work::LaunchArguments;
 use std::ffi::{CStr, c_int, c_longlong, c_uint, c_void};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -500,6 +501,28 @@ pub unsafe extern "C" fn cuLaunchKernel(
             Arc::new(move || run(mapped, grid, block))
         }
         (None, name) if name == rows::NAMES[25] => {
+            // SAFETY: this kernel takes one `Batched` with a conversion.
+            let widened = unsafe { **parameters.cast::<*const WidenedLaunch<Batched>>() };
+            Arc::new(move || rows::gather_batched_wide(widened, grid, block))
+        }
+        (None, name) if name == rows::NAMES[26] => {
+            // SAFETY: this kernel takes one `HalvedGather` with a conversion.
+            let widened = unsafe { **parameters.cast::<*const WidenedLaunch<HalvedGather>>() };
+            Arc::new(move || rows::finish_batched_wide(widened, grid, block))
+        }
+        (None, name) if name == rows::NAMES[27] => {
+            // SAFETY: this kernel takes one `Batched` with a conversion and a map.
+            let mapped =
+                unsafe { **parameters.cast::<*const MappedLaunch<WidenedLaunch<Batched>>>() };
+            Arc::new(move || rows::gather_batched_wide_mapped(mapped, grid, block))
+        }
+        (None, name) if name == rows::NAMES[28] => {
+            // SAFETY: this kernel takes one `HalvedGather` with a conversion and a map.
+            let mapped =
+                unsafe { **parameters.cast::<*const MappedLaunch<WidenedLaunch<HalvedGather>>>() };
+            Arc::new(move || rows::finish_batched_wide_mapped(mapped, grid, block))
+        }
+        (None, name) if name == rows::NAMES[29] => {
             // SAFETY: this kernel takes one `CachedBatched`.
             let cached = unsafe { **parameters.cast::<*const CachedBatched>() };
             Arc::new(move || rows::gather_batched_cached(cached, grid, block))

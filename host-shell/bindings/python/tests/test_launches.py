@@ -55,21 +55,34 @@ class Graph:
 
 
 def test_a_refused_launch_leaves_the_buffers_alone(gpu_store, driver):
-    """A gather whose rows are made wider is two launches: the second one is refused while the first one runs."""
+    """A gather whose rows are blocks is two launches: the second one is refused while the first one runs."""
     gpu_store.write(bytes(range(256)) * 64)
-    table = gpu_store.table(0, shape=(1000, 8), dtype="float16", to="float32")
+    table = gpu_store.table(0, shape=(300, 32), dtype="q8_0", to="float32")
     for refused in (0, 1):
-        out = Device([7.0] * 400, "<f4", shape=(50, 8))
+        out = Device([7.0] * 1600, "<f4", shape=(50, 32))
         driver.fake_cuda_refuse_after(refused)
         with pytest.raises(nvme_gpu.NvmeGpuError, match="OUT_OF_MEMORY"):
             table.gather(Device(range(50)), out=out)
         driver.fake_cuda_refuse_after(-1)
         # The memory is the program's again.
-        for index in range(400):
+        for index in range(1600):
             out.memory[index] = 3.0
         time.sleep(0.05)
         assert set(out.tolist()) == {3.0}
     table.gather(Device(range(50)), out=out, check="now")
+
+
+def test_few_rows_are_converted_by_the_launch_that_gathers_them(gpu_store, driver):
+    gpu_store.write(bytes([0, 0x3C] * 4096))
+    table = gpu_store.table(0, shape=(500, 8), dtype="float16", to="float32")
+    ids, out = Device(range(50)), Device([7.0] * 400, "<f4", shape=(50, 8))
+    driver.fake_cuda_refuse_after(1)
+    table.gather(ids, out=out, check="now")
+    assert set(out.tolist()) == {1.0}
+    # The halves of a gather are one launch each.
+    driver.fake_cuda_refuse_after(2)
+    table.prefetch(ids).result(out, check="now")
+    driver.fake_cuda_refuse_after(-1)
 
 
 @pytest.mark.parametrize("launches", range(4))

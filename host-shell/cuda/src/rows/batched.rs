@@ -1,9 +1,17 @@
-//! Gathers of few rows: each block reads by a queue that it owns (docs/adr/0028).
+//! Gathers of few rows: each block reads by a queue that it owns (docs/adr/0028), and may convert the rows.
+// UNSAFETY: launches kernels over addresses that the caller vouches for.
+#![allow(unsafe_code)]
 
-use super::{GpuRows, TableMap};
+use super::pending::PendingRows;
+use super::request::{RowRequest, RowTable};
+use super::slot::Named;
+use super::wide::WideRows;
+use super::{GatherOptions, GpuRows, TableMap};
 use nvme_core::handoff::QueueWords;
+use nvme_driver::error::Result;
 use nvme_gpu_kernel::QueueArray;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, Batched, GatherLaunch, STATION_BYTES};
+use nvme_gpu_kernel::wide_batch::WidenedLaunch;
 use std::sync::atomic::Ordering;
 
 /// Rows of a block, while there are queues that are free: the more queues, the more of a drive's work is done side by
@@ -65,6 +73,62 @@ impl GpuRows {
         let limits = (self.most_of_block, self.owned_bytes);
         let shape = OwnedShape::of(launch, (held_stations(self.owned), HALF_ROWS), limits)?;
         Some((self.owned_launch(launch, shape, map)?, shape))
+    }
+
+    /// Returns the launch that gathers `wide` by queues that its blocks own and converts the rows; `None` if two launches
+    /// are needed. `launch` is that of the stored rows.
+    pub(super) fn converting(
+        &self,
+        table: &RowTable,
+        wide: &WideRows,
+        (launch, ways): (&GatherLaunch, GatherOptions<'_>),
+    ) -> Option<(WidenedLaunch<Batched>, OwnedShape)> {
+        let widening = wide.by_gather().filter(|_| ways.cache.is_none())?;
+        let request = RowRequest {
+            out: widening.out,
+            ..wide.stored
+        };
+        let launch = GatherLaunch {
+            failed_as: launch.failed_as,
+            ..self.launch(table, &request)?
+        };
+        let (launch, shape) = self.batched(&launch, ways.map)?;
+        Some((WidenedLaunch { launch, widening }, shape))
+    }
+
+    /// Enqueues such a launch in `stream`; `named` stays until it has ended.
+    ///
+    /// # Safety
+    /// As [`gather`](Self::gather).
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    pub(super) unsafe fn gather_converting(
+        &self,
+        (widened, shape): (WidenedLaunch<Batched>, OwnedShape),
+        (map, named): (Option<&TableMap>, Named),
+        stream: u64,
+    ) -> Result<PendingRows> {
+        self.state.counts.owned.fetch_add(1, Ordering::Relaxed);
+        let size = (shape.blocks, shape.threads);
+        let slot = (self.slot()?, named);
+        self.start(widened.launch.gather, slot, stream, |kernels, gather, _| {
+            let launch = Batched {
+                gather,
+                ..widened.launch
+            };
+            let widened = WidenedLaunch { launch, ..widened };
+            // SAFETY: the kernel takes one such launch, or one with a map; the caller vouches for its addresses.
+            unsafe {
+                match map {
+                    Some(map) => {
+                        let kernel = map.kernels.gather_batched_wide;
+                        kernels.launch_of(stream, kernel, size, &map.launch(widened))
+                    }
+                    None => kernels.launch_of(stream, kernels.gather_batched_wide, size, &widened),
+                }
+            }
+        })
     }
 
     /// Returns the launch that gathers by all queues that blocks own.

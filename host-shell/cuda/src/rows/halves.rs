@@ -24,6 +24,7 @@ use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
 use nvme_driver::widen::{FailedContent, RowConversion};
 use nvme_gpu_kernel::rows::{Batched, GatherLaunch, HalvedGather, RECORD_BYTES};
+use nvme_gpu_kernel::wide_batch::{BatchWidening, WidenedLaunch};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -74,11 +75,13 @@ struct GatherHalves {
     is_begun: AtomicBool,
 }
 
-/// A launch of the two.
+/// Work of the second launch.
 #[derive(Clone, Copy)]
-enum HalfOfGather {
-    First,
-    Second,
+enum SecondLaunch {
+    /// Copies the rows, converted as this says.
+    Copies(Option<BatchWidening>),
+    /// Frees the stations alone.
+    Drops,
 }
 
 /// A gather in halves, as the graph keeps it in which its first launch was captured.
@@ -208,7 +211,11 @@ impl BegunRows {
         }
         let gpu = &halves.state.gpu;
         let (wide, after) = halves.wide(target, widen, stream)?;
-        let request = wide.stored;
+        let widening = wide.by_gather();
+        let request = RowRequest {
+            out: widening.map_or(wide.stored.out, |widening| widening.out),
+            ..wide.stored
+        };
         let of_out = (request.out | request.out_stride).trailing_zeros();
         if of_out < LEAST_SHIFT {
             return Err(Error::usage(
@@ -230,7 +237,7 @@ impl BegunRows {
             ..*gather
         };
         // SAFETY: the caller keeps the conditions under `# Safety`.
-        let put = unsafe { halves.put(slot, launch, 0, stream) };
+        let put = unsafe { halves.put(slot, launch, SecondLaunch::Copies(widening), stream) };
         if put.is_err() {
             *second = halves.state.reserve(1)?.pop();
         }
@@ -301,8 +308,8 @@ impl GatherHalves {
         };
         let wide = WideRows::new(&table, &request, WideRows::judged(widen, gpu, stream)?)?;
         let after = match wide.launch() {
-            Some(_) => self.state.reserve(1)?.pop(),
-            None => None,
+            Some(_) if wide.by_gather().is_none() => self.state.reserve(1)?.pop(),
+            _ => None,
         };
         Ok((wide, after))
     }
@@ -322,9 +329,9 @@ impl GatherHalves {
             summary: self.state.memory.board.summary_address(number),
             ..self.halved.batched.gather
         };
-        let halved = self.halved_of(gather, 0);
+        let halved = self.halved_of(gather, false);
         // SAFETY: the caller keeps the conditions under `# Safety`.
-        unsafe { self.launch(stream, HalfOfGather::First, &halved) }?;
+        unsafe { self.launch_first(stream, &halved) }?;
         // If the event is not recorded, no second launch can be ordered after this one. The stations stay taken, and
         // the record is leaked, because the GPU may still write it.
         let recorded = self.point.record();
@@ -335,13 +342,13 @@ impl GatherHalves {
         recorded
     }
 
-    fn halved_of(&self, gather: GatherLaunch, is_dropped: u32) -> HalvedGather {
+    fn halved_of(&self, gather: GatherLaunch, is_dropped: bool) -> HalvedGather {
         HalvedGather {
             batched: Batched {
                 gather,
                 ..self.halved.batched
             },
-            is_dropped,
+            is_dropped: is_dropped.into(),
             ..self.halved
         }
     }
@@ -354,38 +361,71 @@ impl GatherHalves {
         &self,
         slot: LaunchSlot,
         launch: GatherLaunch,
-        is_dropped: u32,
+        second: SecondLaunch,
         stream: u64,
     ) -> Result<Arc<LaunchSlot>> {
         let named = TableMap::named(self.map.as_deref(), Some(Arc::clone(&self.record) as _));
         slot.put(launch, (&self.kernels, named), stream, |gather| {
-            let halved = self.halved_of(gather, is_dropped);
+            let is_dropped = matches!(second, SecondLaunch::Drops);
+            let launch = self.halved_of(gather, is_dropped);
+            let widening = match second {
+                SecondLaunch::Copies(Some(widening)) => widening,
+                // SAFETY: the caller keeps the conditions under `# Safety`.
+                _ => return unsafe { self.launch_second(stream, &launch) },
+            };
             // SAFETY: the caller keeps the conditions under `# Safety`.
-            unsafe { self.launch(stream, HalfOfGather::Second, &halved) }
+            unsafe { self.launch_widened(stream, &WidenedLaunch { launch, widening }) }
         })
     }
 
     /// # Safety
     /// The addresses in `halved` are valid as that says.
-    unsafe fn launch(&self, stream: u64, half: HalfOfGather, halved: &HalvedGather) -> Result<()> {
+    unsafe fn launch_first(&self, stream: u64, halved: &HalvedGather) -> Result<()> {
         let (size, kernels) = ((self.shape.blocks, self.shape.threads), &self.kernels);
         // SAFETY: the kernels take one `HalvedGather`, or one with a map; the caller vouches for its addresses.
         unsafe {
             match &self.map {
                 Some(map) => {
-                    let kernel = match half {
-                        HalfOfGather::First => map.kernels.begin_batched,
-                        HalfOfGather::Second => map.kernels.finish_batched,
-                    };
+                    let kernel = map.kernels.begin_batched;
                     kernels.launch_of(stream, kernel, size, &map.launch(*halved))
                 }
-                None => {
-                    let kernel = match half {
-                        HalfOfGather::First => kernels.begin_batched,
-                        HalfOfGather::Second => kernels.finish_batched,
-                    };
-                    kernels.launch_of(stream, kernel, size, halved)
+                None => kernels.launch_of(stream, kernels.begin_batched, size, halved),
+            }
+        }
+    }
+
+    /// # Safety
+    /// The addresses in `halved` are valid as that says.
+    unsafe fn launch_second(&self, stream: u64, halved: &HalvedGather) -> Result<()> {
+        let (size, kernels) = ((self.shape.blocks, self.shape.threads), &self.kernels);
+        // SAFETY: the kernels take one `HalvedGather`, or one with a map; the caller vouches for its addresses.
+        unsafe {
+            match &self.map {
+                Some(map) => {
+                    let kernel = map.kernels.finish_batched;
+                    kernels.launch_of(stream, kernel, size, &map.launch(*halved))
                 }
+                None => kernels.launch_of(stream, kernels.finish_batched, size, halved),
+            }
+        }
+    }
+
+    /// # Safety
+    /// The addresses in `widened` are valid as that says.
+    unsafe fn launch_widened(
+        &self,
+        stream: u64,
+        widened: &WidenedLaunch<HalvedGather>,
+    ) -> Result<()> {
+        let (size, kernels) = ((self.shape.blocks, self.shape.threads), &self.kernels);
+        // SAFETY: the kernels take one `WidenedLaunch`, or one with a map; the caller vouches for its addresses.
+        unsafe {
+            match &self.map {
+                Some(map) => {
+                    let kernel = map.kernels.finish_batched_wide;
+                    kernels.launch_of(stream, kernel, size, &map.launch(*widened))
+                }
+                None => kernels.launch_of(stream, kernels.finish_batched_wide, size, widened),
             }
         }
     }
@@ -415,7 +455,7 @@ impl GatherHalves {
         self.point.before(stream.handle())?;
         let gather = self.halved.batched.gather;
         // SAFETY: no rows are stored; the other addresses belong to this gather until the launch has ended.
-        unsafe { self.put(slot, gather, 1, stream.handle()) }
+        unsafe { self.put(slot, gather, SecondLaunch::Drops, stream.handle()) }
     }
 }
 

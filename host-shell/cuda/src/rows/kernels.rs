@@ -22,6 +22,9 @@ pub(super) struct RowKernels {
     /// Kernels of the same gather in two launches.
     pub begin_batched: KernelFunction,
     pub finish_batched: KernelFunction,
+    /// The same kernels for rows that are converted on the way.
+    pub gather_batched_wide: KernelFunction,
+    pub finish_batched_wide: KernelFunction,
     pub gather_cached: KernelFunction,
     /// Kernel of gathers of few rows through a cache.
     pub gather_batched_cached: KernelFunction,
@@ -52,6 +55,8 @@ impl RowKernels {
             gather_batched: gathers.function("nvme_gather_batched")?,
             begin_batched: gathers.function("nvme_begin_batched")?,
             finish_batched: gathers.function("nvme_finish_batched")?,
+            gather_batched_wide: gathers.function("nvme_gather_batched_wide")?,
+            finish_batched_wide: gathers.function("nvme_finish_batched_wide")?,
             gather_cached: gathers.function("nvme_gather_cached")?,
             gather_batched_cached: gathers.function("nvme_gather_batched_cached")?,
             gather_striped: gathers.function("nvme_gather_striped")?,

@@ -301,6 +301,10 @@ impl GpuRows {
             return unsafe { self.gather_distinct(distinct, &wide, ways, stream) };
         }
         let named = TableMap::named(ways.map, ways.cache.and_then(TableCache::named));
+        if let Some(widened) = self.converting(table, &wide, (&launch, ways)) {
+            // SAFETY: the caller keeps the conditions under `# Safety`.
+            return unsafe { self.gather_converting(widened, (ways.map, named), stream) };
+        }
         // SAFETY: the caller keeps the conditions; each of the three kernels stores all rows where the request wants
         // them.
         unsafe {

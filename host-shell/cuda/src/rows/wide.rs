@@ -1,5 +1,6 @@
 //! Rows converted to a wider format: a gather stores each row in the last bytes of the space of its converted row, and
-//! a second launch after it in the stream widens it there.
+//! a second launch after it in the stream widens it there. Gathers of few rows of plain formats, by queues that blocks own,
+//! convert in one launch.
 //!
 //! The gather fills a row that it could not read with zeros or NaN. The second launch, which does not know the status,
 //! widens them like any row: to zeros or NaN, and to NaN if the scale is NaN. The row status and the counts of failures
@@ -16,7 +17,9 @@ use super::request::{RowRequest, RowTable};
 use super::slot::{LaunchSlot, Named};
 use nvme_driver::error::{Error, Result};
 use nvme_driver::widen::{FailedContent, RowConversion};
+use nvme_formats::Format;
 use nvme_gpu_kernel::rows::{BLOCK_WARPS, GatherLaunch, WidenLaunch, filled};
+use nvme_gpu_kernel::wide_batch::{BatchWidening, is_plain};
 use std::sync::Arc;
 
 /// A request, and the conversion of its rows after they were read.
@@ -119,6 +122,28 @@ impl WideRows {
         }
     }
 
+    /// Returns the conversion by the launch that gathers, by queues that its blocks own; `None` for rows that keep their
+    /// stored format, for formats that are not plain, and for an output that is not at multiples of 4 bytes.
+    pub fn by_gather(&self) -> Option<BatchWidening> {
+        let widened = self.widened.as_ref()?;
+        let gather = &widened.gather;
+        let out = gather.out - u64::from(widened.before);
+        let is_even = (out | gather.out_stride).is_multiple_of(4);
+        if !is_even || !is_plain(Format::of_number(widened.format)?) {
+            return None;
+        }
+        Some(BatchWidening {
+            out,
+            ids: gather.ids,
+            scales: widened.scales,
+            layout: widened.layout,
+            wide_ids: gather.wide_ids,
+            format: widened.format,
+            wide: widened.wide,
+            elements: widened.elements,
+        })
+    }
+
     /// Returns the parameters of the second launch, except those by which it reports its end; `None` for rows that keep
     /// their stored format.
     pub fn launch(&self) -> Option<WidenLaunch> {
@@ -161,7 +186,7 @@ impl WideRows {
 mod tests {
     use super::*;
     use nvme_driver::widen::{RowScales, RowWidening};
-    use nvme_formats::{Format, WideFormat};
+    use nvme_formats::WideFormat;
 
     const TABLE: RowTable = RowTable {
         first_byte: 0,
@@ -197,6 +222,27 @@ mod tests {
         let plain = WideRows::new(&TABLE, &REQUEST, None).unwrap();
         assert_eq!((plain.stored.out, plain.failed_as(zeros)), (1 << 40, 0));
         assert!(plain.widened.is_none());
+    }
+
+    #[test]
+    fn plain_rows_at_multiples_of_4_bytes_are_converted_by_their_gather() {
+        let by_gather = |from, to, request: RowRequest| {
+            let widen = RowConversion::from(RowWidening { from, to });
+            let wide = WideRows::new(&TABLE, &request, Some((&widen, 0))).unwrap();
+            wide.by_gather()
+        };
+        let (plain, wide) = (Format::F8E4M3, WideFormat::Bf16);
+        let found = by_gather(plain, wide, REQUEST).unwrap();
+        assert_eq!((found.out, found.elements), (REQUEST.out, 36));
+        assert_eq!(by_gather(Format::Q4_0, wide, REQUEST), None);
+        for (out, out_stride) in [(REQUEST.out + 2, 256), (REQUEST.out, 258)] {
+            let odd = RowRequest {
+                out,
+                out_stride,
+                ..REQUEST
+            };
+            assert_eq!(by_gather(plain, wide, odd), None);
+        }
     }
 
     #[test]
