@@ -85,6 +85,30 @@ def test_few_rows_are_converted_by_the_launch_that_gathers_them(gpu_store, drive
     driver.fake_cuda_refuse_after(-1)
 
 
+def test_few_rows_of_several_ranges_are_converted_by_one_launch_too(gpu_store, driver):
+    """Ranges of whole blocks, so that a row lies in two of them; each element of a row is 1.0, less in its second half."""
+    row = bytes([0, 0x3C] * 1536 + [0, 0x38] * 1536)
+    for first, part in ((1 << 20, row * 2 + row[:4096]), (0, row[4096:] + row)):
+        gpu_store.write(part, first)
+    ranges = [(1 << 20, 2 * len(row) + 4096), (0, 2 * len(row) - 4096)]
+    result = nvme_gpu._scales.RowConversion(to="float32")
+    table = nvme_gpu.Table(gpu_store, 0, (4, 3072), "float16", result, ranges)
+    ids, out = Device([2, 0, 3, 2]), Device([7.0] * 4 * 3072, "<f4", shape=(4, 3072))
+    wanted = ([1.0] * 1536 + [0.5] * 1536) * 4
+    before = gpu_store.stats()
+    driver.fake_cuda_refuse_after(1)
+    table.gather(ids, out=out, check="now")
+    assert out.tolist() == wanted
+    driver.fake_cuda_refuse_after(2)
+    again = Device([7.0] * 4 * 3072, "<f4", shape=(4, 3072))
+    table.prefetch(ids).result(again, check="now")
+    driver.fake_cuda_refuse_after(-1)
+    assert again.tolist() == wanted
+    after = gpu_store.stats()
+    assert after["owned_gathers"] == before["owned_gathers"] + 1
+    assert after["begun_gathers"] == before["begun_gathers"] + 1
+
+
 @pytest.mark.parametrize("launches", range(4))
 def test_a_refused_gather_of_distinct_rows_leaves_its_memory_to_no_one(gpu_store, driver, launches):
     gpu_store.write(bytes(range(1, 251)) * 4)
