@@ -8,6 +8,7 @@
 //! - [`Controller`]: bring-up, admin commands, shutdown on drop.
 //! - [`Namespace`]: blocking reads and writes of any range.
 //! - [`DriverQueue`]: a queue pair for one thread: submit, ring, poll.
+//! - [`mod@log`]: events of the libraries, for programs in other languages.
 //! - [`pci`], [`sysfs`]: the machine as Linux shows it.
 //!
 //! Errors carry their cause, a remedy and the exit code of the command line.
@@ -18,6 +19,7 @@ pub mod device;
 pub mod dma;
 pub mod error;
 pub mod lock;
+pub mod log;
 pub mod pci;
 mod process_mark;
 pub mod remedy;

@@ -50,6 +50,8 @@ use nvme_core::spec::identify::{
 };
 use nvme_core::spec::{Nsid, Qid, Sqe};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 use zerocopy::FromBytes;
 
 /// Entries of the admin queue pair.
@@ -114,6 +116,10 @@ impl Controller {
     /// set and the system uses a namespace through another controller of the subsystem, and [`Error::Environment`] if
     /// that cannot be seen.
     pub fn start(device: Arc<dyn Device>, config: &ControllerConfig) -> Result<Self> {
+        let begin = Instant::now();
+        let name = device.name();
+        let span = tracing::info_span!(target: "nvme_gpu", "bring_up", device = name);
+        let _span = span.enter();
         let refused = |error: BringupError| refused(&*device, error);
         let capabilities = QueueCapabilities::read(device.registers()).map_err(refused)?;
         let shape = PairShape {
@@ -189,6 +195,8 @@ impl Controller {
                 scope,
             )?;
         }
+        let took_ms = begin.elapsed().as_millis() as u64;
+        tracing::info!(target: "nvme_gpu", device = name, took_ms, "the controller is up");
         Ok(controller)
     }
 
@@ -210,6 +218,11 @@ impl Controller {
     /// Returns the number of controller resets since the start.
     pub fn resets(&self) -> u32 {
         lock(&self.session.admin).resets
+    }
+
+    /// Returns the count of recoveries since the start, which goes on: commands that were aborted, and controller resets.
+    pub fn recoveries(&self) -> &Arc<AtomicU64> {
+        &self.session.recoveries
     }
 
     /// Returns the asynchronous events that the controller has reported since the last call, the latest 64 of

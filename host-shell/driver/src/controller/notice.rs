@@ -171,8 +171,9 @@ impl NoticeListener {
         Self(Some(Arc::new(tell)))
     }
 
-    /// Passes `notice` to the user's callback.
+    /// Passes `notice` to the user's callback, and to the log.
     pub fn tell(&self, notice: &ControllerNotice) {
+        tracing::warn!(target: "nvme_gpu", "{notice}");
         if let Some(tell) = &self.0 {
             tell(notice);
         }

@@ -111,6 +111,8 @@ pub struct ControllerSession {
     last_reset: Mutex<ResetRecord>,
     /// Facts about the device on which handles rely.
     pub(crate) facts: DeviceFacts,
+    /// Number of recoveries: commands that were aborted, and resets.
+    pub(crate) recoveries: Arc<AtomicU64>,
 }
 
 impl ControllerSession {
@@ -137,6 +139,7 @@ impl ControllerSession {
             closed: AtomicBool::new(false),
             last_reset: Mutex::default(),
             facts,
+            recoveries: Arc::default(),
         }
     }
 

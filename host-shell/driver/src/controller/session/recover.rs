@@ -16,6 +16,7 @@ use nvme_core::recovery::{self, AbortAttempt};
 use nvme_core::spec::feature::HmbDescriptor;
 use nvme_core::spec::{Cid, Qid};
 use nvme_core::{BringupError, Quiesced};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -50,7 +51,10 @@ impl ControllerSession {
             self.admin_view.advance(&admin.pair);
             let AdminSession { pair, events, .. } = &mut *admin;
             match attempt.step(pair.queue(), in_flight, now_ns, |other| events.take(other)) {
-                recovery::RecoveryStep::Ended => break "it was aborted".to_owned(),
+                recovery::RecoveryStep::Ended => {
+                    self.note_abort(qid, cid);
+                    break "it was aborted".to_owned();
+                }
                 recovery::RecoveryStep::Wait { until_ns } => self.sleep_until(until_ns),
                 recovery::RecoveryStep::ResetNeeded(cause) => {
                     let others = self.in_flight_besides(&inner);
@@ -85,11 +89,20 @@ impl ControllerSession {
             match attempt.step(pair.queue(), is_there, self.now_ns(), |other| {
                 events.take(other)
             }) {
-                recovery::RecoveryStep::Ended => return None,
+                recovery::RecoveryStep::Ended => {
+                    self.note_abort(qid, cid);
+                    return None;
+                }
                 recovery::RecoveryStep::Wait { until_ns } => self.sleep_until(until_ns),
                 recovery::RecoveryStep::ResetNeeded(cause) => return Some(in_words(cause)),
             }
         }
+    }
+
+    fn note_abort(&self, qid: Qid, cid: Cid) {
+        self.recoveries.fetch_add(1, Ordering::Relaxed);
+        let device = self.device.name();
+        tracing::warn!(target: "nvme_gpu", device, queue = qid.0, "command {cid} got no answer and was aborted");
     }
 
     fn in_flight_besides(&self, one: &Arc<Mutex<QueueInner>>) -> u32 {
@@ -126,6 +139,11 @@ impl ControllerSession {
             lent.stop();
         }
         admin.resets += 1;
+        self.recoveries.fetch_add(1, Ordering::Relaxed);
+        let device = self.device.name();
+        let span = tracing::warn_span!(target: "nvme_gpu", "controller_reset", device, cause);
+        let _span = span.enter();
+        tracing::warn!(target: "nvme_gpu", device, "the controller is reset: {cause}");
         let mut reset = ResetRecord {
             cause: cause.to_owned(),
             expired,
@@ -147,13 +165,20 @@ impl ControllerSession {
         let result = run.run(admin, &mut inners);
         reset.took = begin.elapsed();
         reset.at_most = Duration::from_millis(admin.info.capabilities.ready_timeout_ms.into());
+        let took_ms = reset.took.as_millis() as u64;
         self.note_reset(reset);
         let result = result
             .map_err(|error| self.device.gone().unwrap_or_else(|| error.to_string()))
             .and_then(|()| all_created(admin, plans.len()))
             .and_then(|()| self.read_unlisted(admin));
-        if result.is_ok() {
-            self.facts.observe_all(&admin.info);
+        match &result {
+            Ok(()) => {
+                self.facts.observe_all(&admin.info);
+                tracing::info!(target: "nvme_gpu", device, took_ms, "the controller works again");
+            }
+            Err(error) => {
+                tracing::error!(target: "nvme_gpu", device, took_ms, "the controller reset failed: {error}");
+            }
         }
         // Kernels compare the facts of their namespace before they pass the gate; queues of the host compare them
         // before they submit.
