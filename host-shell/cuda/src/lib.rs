@@ -81,8 +81,9 @@ pub use queues::{GpuQueues, LaunchGrid, LaunchResult};
 pub use registered::RegisteredMemory;
 pub use rows::{
     BegunPoint, BegunRows, GatherIds, GatherOptions, GatherOutcome, GatherTarget, GpuRows,
-    HostRows, LaunchSequence, MoveRows, PendingRows, ReadList, ReadRange, RowDirection,
-    RowFailures, RowRequest, RowTable, RowsOptions, StripedRows, TableCache, TableMap,
+    HostRows, LaunchSequence, MoveRows, MovedRows, PendingRows, ReadList, ReadRange, RowCounts,
+    RowDirection, RowFailures, RowRequest, RowTable, RowsOptions, StripedRows, TableCache,
+    TableMap,
 };
 pub use session::{GpuSession, LaunchWork, LostCommands, SessionSetup};
 pub use stream::{Stream, StreamEvent};

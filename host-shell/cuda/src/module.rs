@@ -59,7 +59,14 @@ pub struct LaunchSize {
 
 /// A kernel of a [`Module`].
 #[derive(Clone, Copy, Debug)]
-pub struct KernelFunction(sys::CUfunction);
+pub struct KernelFunction(sys::CUfunction, u32);
+
+impl KernelFunction {
+    /// Returns the number of registers of a thread, as compiled for this GPU.
+    pub fn registers(self) -> u32 {
+        self.1
+    }
+}
 
 // SAFETY: module handles may be used from any thread.
 unsafe impl Send for Module {}
@@ -177,8 +184,8 @@ impl Module {
             sys::cuModuleGetFunction(&mut function, self.raw, symbol.as_ptr())
         })?;
         // Asking for an attribute loads the kernel, whatever CUDA_MODULE_LOADING says.
-        attribute(function, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
-        Ok(KernelFunction(function))
+        let registers = attribute(function, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
+        Ok(KernelFunction(function, registers as u32))
     }
 
     /// Returns the kernel for launches whose blocks have up to `bytes` bytes of dynamic shared

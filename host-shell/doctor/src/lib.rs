@@ -5,9 +5,11 @@
 //! so are [`pci`](nvme_driver::pci) and [`sysfs`](nvme_driver::sysfs), through which everything here is read.
 //!
 //! - [`doctor`]: findings, each with its remedy.
+//! - [`advice`]: what would move the bytes of a store better.
 //! - [`topology`]: root ports, switches, links and the path of each controller to each GPU.
 #![deny(missing_docs)]
 
+pub mod advice;
 pub mod doctor;
 mod kernel;
 mod nvidia;

@@ -3,15 +3,19 @@
 //! Invariant: every piece is passed to [`PieceHandler::done`] or to [`PieceHandler::failed`] once, unless the work
 //! stops.
 
+use super::counters::StoreCounter;
 use super::lane::{CallLanes, LaneCommand, LaneFailure, LaneOperation};
 use super::space::{MemberPiece, StoreSpace};
 use nvme_driver::error::Error;
 use nvme_driver::lock::relax;
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 /// Limit of repetitions of a command that a reset aborted. The command itself may be the cause of the resets,
 /// so it is not repeated without end.
 const RETRIES: u32 = 3;
+/// Latency from which on a command is named in the log.
+const SLOW: Duration = Duration::from_millis(100);
 
 /// Reaction to the failure of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,29 +55,37 @@ struct MemberTasks<'a> {
     lanes: CallLanes<'a>,
 }
 
+/// A task on a lane, and the time at which it was sent.
+#[derive(Clone, Copy)]
+struct TaskInFlight {
+    task: PieceTask,
+    lane: usize,
+    sent: Instant,
+}
+
 /// The tasks in flight; a tag is an index.
 #[derive(Default)]
 struct TasksInFlight {
-    tasks: Vec<Option<(PieceTask, usize)>>,
+    tasks: Vec<Option<TaskInFlight>>,
     free: Vec<u32>,
 }
 
 impl TasksInFlight {
-    fn add(&mut self, task: PieceTask, lane: usize) -> u32 {
+    fn add(&mut self, task: TaskInFlight) -> u32 {
         match self.free.pop() {
             Some(tag) => {
-                self.tasks[tag as usize] = Some((task, lane));
+                self.tasks[tag as usize] = Some(task);
                 tag
             }
             None => {
-                self.tasks.push(Some((task, lane)));
+                self.tasks.push(Some(task));
                 self.tasks.len() as u32 - 1
             }
         }
     }
 
-    fn take(&mut self, tag: u32) -> Option<PieceTask> {
-        let (task, _) = self.tasks.get_mut(tag as usize)?.take()?;
+    fn take(&mut self, tag: u32) -> Option<TaskInFlight> {
+        let task = self.tasks.get_mut(tag as usize)?.take()?;
         self.free.push(tag);
         Some(task)
     }
@@ -83,10 +95,11 @@ impl TasksInFlight {
         let tags = 0..self.tasks.len() as u32;
         let of_lane = |tag: &u32| {
             let task = self.tasks[*tag as usize];
-            task.is_some_and(|(task, on)| task.piece.member == member && on == lane)
+            task.is_some_and(|one| one.task.piece.member == member && one.lane == lane)
         };
         let tags: Vec<u32> = tags.filter(of_lane).collect();
-        tags.into_iter().filter_map(|tag| self.take(tag)).collect()
+        let taken = tags.into_iter().filter_map(|tag| self.take(tag));
+        taken.map(|one| one.task).collect()
     }
 }
 
@@ -96,6 +109,9 @@ struct CallRun<'a> {
     work: &'a mut dyn PieceHandler,
     flight: TasksInFlight,
     stopped: bool,
+    begin: Instant,
+    /// Commands that the store's counters take for commands under way.
+    under_way: u64,
 }
 
 /// Carries out `op` on every piece. Returns when no command of this call is in flight.
@@ -132,14 +148,17 @@ fn run_all(
     work: &mut dyn PieceHandler,
     most_lanes: usize,
 ) {
-    let mut shares = shares(space, pieces, most_lanes);
     let mut run = CallRun {
         space,
         op,
         work,
         flight: TasksInFlight::default(),
         stopped: false,
+        begin: Instant::now(),
+        under_way: 0,
     };
+    // Waiting for a lane is a part of the call's time.
+    let mut shares = shares(space, pieces, most_lanes);
     let mut spins = 0;
     loop {
         let mut moved = false;
@@ -212,7 +231,7 @@ impl CallRun<'_> {
 
     fn send(&mut self, share: &mut MemberTasks<'_>, lane: usize) -> nvme_driver::Result<bool> {
         let queue = &mut share.lanes.lanes[lane];
-        let mut sent = 0;
+        let (mut sent, mut now) = (0, None);
         while !self.stopped {
             let Some(task) = share.waiting.front().copied() else {
                 break;
@@ -226,7 +245,12 @@ impl CallRun<'_> {
                 offset: piece.offset,
                 bytes: piece.bytes,
             };
-            let tag = self.flight.add(task, lane);
+            let sent_at = *now.get_or_insert_with(Instant::now);
+            let tag = self.flight.add(TaskInFlight {
+                task,
+                lane,
+                sent: sent_at,
+            });
             let work = &mut *self.work;
             let placed = queue.submit(&command, tag, &mut |bytes| work.fill(&piece, bytes));
             if !matches!(placed, Ok(true)) {
@@ -239,7 +263,10 @@ impl CallRun<'_> {
             sent += 1;
         }
         if sent > 0 {
-            self.space.count(sent, 0, 0);
+            self.under_way += sent;
+            let counters = &self.space.counters;
+            counters.add(StoreCounter::Commands, sent);
+            counters.add(StoreCounter::CommandsUnderWay, sent);
             queue.ring()?;
         }
         Ok(sent > 0)
@@ -253,30 +280,56 @@ impl CallRun<'_> {
         let MemberTasks {
             member, waiting, ..
         } = share;
-        let mut any = false;
+        let (mut ended, mut bytes_moved, mut latency_ns, mut now) = (0, 0, 0, None);
         let mut again = Vec::new();
         let result = queue.poll(&mut |tag, result| {
-            any = true;
-            let Some(task) = self.flight.take(tag) else {
+            ended += 1;
+            let Some(TaskInFlight { task, sent, .. }) = self.flight.take(tag) else {
                 return;
             };
+            let now = *now.get_or_insert_with(Instant::now);
+            let latency = now.duration_since(sent);
+            let ns = latency.as_nanos() as u64;
+            latency_ns += ns;
+            self.space.counters.ended_after(ns);
+            if latency >= SLOW {
+                self.space.note_slow(*member, &task.piece, latency);
+            }
             match result {
                 Ok(bytes) => {
-                    self.space.count(0, u64::from(task.piece.bytes), 0);
+                    bytes_moved += u64::from(task.piece.bytes);
                     self.work.done(&task.piece, bytes);
                 }
                 Err(failure) => again.extend(self.failed(*member, task, failure)),
             }
         });
         waiting.extend(again);
-        result.map(|()| any)
+        let counters = &self.space.counters;
+        counters.add(StoreCounter::LatencyNs, latency_ns);
+        self.count_ended(ended, bytes_moved);
+        result.map(|()| ended > 0)
+    }
+
+    /// Counts commands that are not under way any more, and the bytes that they moved.
+    fn count_ended(&mut self, commands: u64, bytes: u64) {
+        let counters = &self.space.counters;
+        if commands > 0 {
+            self.under_way -= commands;
+            counters.subtract(StoreCounter::CommandsUnderWay, commands);
+        }
+        counters.add(StoreCounter::Bytes, bytes);
+        let of_direction = match self.op.is_write() {
+            true => StoreCounter::BytesWritten,
+            false => StoreCounter::BytesRead,
+        };
+        counters.add(of_direction, bytes);
     }
 
     /// Returns the tasks to send again after a task failed.
     fn failed(&mut self, member: usize, task: PieceTask, failure: LaneFailure) -> Vec<PieceTask> {
         let PieceTask { piece, tries } = task;
         if failure.retry && tries < RETRIES {
-            self.space.count(0, 0, 1);
+            self.space.counters.add(StoreCounter::Retries, 1);
             let tries = tries + 1;
             return vec![PieceTask { piece, tries }];
         }
@@ -286,7 +339,8 @@ impl CallRun<'_> {
             FailureReaction::GoOn => {}
             FailureReaction::Split(bytes) => {
                 let tasks: Vec<PieceTask> = parts(piece, bytes).collect();
-                self.space.count(0, 0, tasks.len() as u64);
+                let parts = tasks.len() as u64;
+                self.space.counters.add(StoreCounter::Retries, parts);
                 return tasks;
             }
         }
@@ -306,6 +360,16 @@ impl CallRun<'_> {
                 self.stopped = true;
             }
         }
+    }
+}
+
+impl Drop for CallRun<'_> {
+    fn drop(&mut self) {
+        // Commands of lanes that failed as a whole have not been reported.
+        self.count_ended(self.under_way, 0);
+        let waited = self.begin.elapsed().as_nanos() as u64;
+        self.space.counters.add(StoreCounter::WaitedNs, waited);
+        self.space.count_recoveries();
     }
 }
 

@@ -63,6 +63,7 @@ impl Store {
             Ok(()) => Ok(true),
             Err(error) if !gds.is_required && is_of_cufile(&error) => {
                 gds.note(&error);
+                self.space.counters.set_path(&self.space.path());
                 Ok(false)
             }
             Err(error) => Err(error),

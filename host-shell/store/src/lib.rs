@@ -6,12 +6,14 @@
 //! - [`Store`]: a drive, a file, or several of them in stripes, as one range of bytes.
 //! - [`Table`]: rows of one size in a store; gather and scatter by ids.
 //! - [`status`]: the outcome of a row, as a number.
+//! - [`published_stores`]: the counts of stores of other processes.
 #![deny(missing_docs)]
 
 mod background;
 mod batch;
 #[cfg(feature = "cuda")]
 mod bytes_on_gpu;
+mod counters;
 mod drive;
 mod element;
 mod engine;
@@ -45,15 +47,20 @@ mod with_gpu;
 
 pub use background::BackgroundOperation;
 pub use batch::StoreTransfer;
+pub use counters::{
+    CounterKind, LATENCY_RANGES, PublishedPath, PublishedStore, StoreStats, published_stores,
+    readable_folders,
+};
 pub use element::RowElement;
 pub use extents::TableRanges;
 #[cfg(feature = "cuda")]
 pub use halves::BegunGather;
+pub use nvme_doctor::advice::PathAdvice;
 pub use nvme_driver::widen::{
     FailedContent, RowConversion, RowScales, RowWidening, ScaleFactor, ScaleFormat, ScaleMemory,
 };
 pub use nvme_formats::{Format, WideFormat};
-pub use options::{DataPath, FileIo, StoreOptions, StoreStats};
+pub use options::{DataPath, FileIo, StoreOptions};
 #[cfg(feature = "cuda")]
 pub use options::{GdsUse, GpuOptions};
 pub use row_ids::RowIds;
@@ -162,7 +169,12 @@ impl Store {
     }
 
     fn of(member: StoreMember) -> Self {
-        let space = Arc::new(StoreSpace::of(member));
+        Self::with(StoreSpace::of(member))
+    }
+
+    fn with(space: StoreSpace) -> Self {
+        space.begin_counting();
+        let space = Arc::new(space);
         Self { space }
     }
 
@@ -178,8 +190,7 @@ impl Store {
     pub fn stripe(members: Vec<Self>, stripe_bytes: u64) -> Result<Self> {
         let all = Self::members_of(members)?;
         check_stripe(&all, stripe_bytes)?;
-        let space = Arc::new(StoreSpace::striped(all, stripe_bytes)?);
-        Ok(Self { space })
+        StoreSpace::striped(all, stripe_bytes).map(Self::with)
     }
 
     /// Joins several stores into one without stripes: a table may have tensors in the files of all of them. Each begins
@@ -194,8 +205,7 @@ impl Store {
         if all.is_empty() {
             return Err(Error::usage("there are no members to join", NAMES));
         }
-        let space = Arc::new(StoreSpace::joined(all)?);
-        Ok(Self { space })
+        StoreSpace::joined(all).map(Self::with)
     }
 
     /// Returns the first byte of each member of a [joined](Self::join) store, and its length.
@@ -261,32 +271,19 @@ impl Store {
 
     /// Returns the data path of the store, with the reason for it.
     pub fn path(&self) -> DataPath {
-        let mut members = self.member_paths();
-        if members.len() == 1 {
-            return members.remove(0);
-        }
-        let all = |of: fn(&DataPath) -> &str| {
-            let texts: Vec<&str> = members.iter().map(of).collect();
-            texts.join("|")
-        };
-        let stripe = nvme_units::bytes(self.space.stripe_bytes);
-        #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
-        let mut shown = DataPath {
-            device: format!("stripe:{}", all(|one| &one.device)),
-            data: "host",
-            tier: None,
-            path: all(|one| &one.path),
-            why: format!("{} members in stripes of {stripe}", members.len()),
-        };
-        #[cfg(feature = "cuda")]
-        self.space.path_of_stripes(&mut shown);
-        shown
+        self.space.path()
+    }
+
+    /// Returns for each member what moves its bytes now, the next better way, and what stands between. `nvme-gpu why`, C and
+    /// Python say the same.
+    pub fn explain(&self) -> Vec<PathAdvice> {
+        let members = self.space.members.iter();
+        members.map(StoreMember::explain).collect()
     }
 
     /// Returns the data path of each member.
     pub fn member_paths(&self) -> Vec<DataPath> {
-        let members = self.space.members.iter();
-        members.map(StoreMember::shown).collect()
+        self.space.member_paths()
     }
 
     /// Returns the deadline of an operation over `bytes` bytes for which the caller names no limit: ten times

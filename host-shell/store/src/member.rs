@@ -1,9 +1,12 @@
 //! One device of a store: its size, its limits, the pool of lanes over it, and the path of its data. A stripe has
 //! several members; everything above counts in bytes of the store and never in blocks of a member.
 
+use super::file::FileChanges;
 use super::lane::LanePool;
 use super::options::DataPath;
+use nvme_doctor::advice::{PathAdvice, PathFacts, advise};
 use nvme_driver::controller::Controller;
+use nvme_driver::sysfs::SysfsHost;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,5 +57,23 @@ impl StoreMember {
             return gds.shown(self.path.clone());
         }
         self.path.clone()
+    }
+
+    /// Returns what would move the bytes better.
+    pub fn explain(&self) -> PathAdvice {
+        let shown = self.shown();
+        #[cfg(feature = "cuda")]
+        let has_gpu = self.gpu.is_some();
+        #[cfg(not(feature = "cuda"))]
+        let has_gpu = false;
+        let facts = PathFacts {
+            device: &shown.device,
+            path: &shown.path,
+            why: &shown.why,
+            tier: shown.tier,
+            has_gpu,
+            disk: self.changes.as_ref().map(FileChanges::disk),
+        };
+        advise(&SysfsHost::here(), &facts)
     }
 }

@@ -160,31 +160,3 @@ pub struct DataPath {
     /// Reason why no faster path is used.
     pub why: String,
 }
-
-/// Counts since a store was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct StoreStats {
-    /// Commands sent, or system calls to a file.
-    pub commands: u64,
-    /// Bytes that they moved.
-    pub bytes: u64,
-    /// Commands that were sent again.
-    pub retries: u64,
-    /// Gathers of one drive's rows, launched on a GPU or captured in a graph, whose blocks own their queues.
-    pub owned_gathers: u64,
-    /// Gathers of one drive's rows, launched or captured, whose blocks share their queues.
-    pub shared_gathers: u64,
-    /// Gathers of one drive's rows, launched or captured, whose reads a first half submits.
-    pub begun_gathers: u64,
-    /// Number of rows of gathers in halves that the second half read, because other gathers held the queues when the
-    /// gather was begun.
-    pub late_rows: u64,
-    /// Number of rows that gathers left without data and scatters did not write, by the CPU and by a GPU, each run of a
-    /// graph included. When a GPU moves bytes, each part of 64 KiB counts as a row.
-    pub failed_rows: u64,
-    /// Number of rows of gathers on a GPU that read each distinct row once: those of 4,096 rows and more of one drive,
-    /// without a cache, each run of a graph included.
-    pub asked_rows: u64,
-    /// Number of these rows that were read.
-    pub read_rows: u64,
-}

@@ -1,6 +1,7 @@
 //! Rows written by ids, and added to. Rows that share a block are changed in one copy of it, which is written once:
 //! a read, change and write for each row would lose one of two changes, or write the block many times.
 
+use super::counters::StoreCounter;
 use super::element::RowElement;
 use super::engine::{self, FailureReaction, PieceHandler};
 use super::lane::LaneOperation;
@@ -187,7 +188,9 @@ impl Table {
             request.carry_out(runs, &mut outcome);
         }
         let report = outcome.report(ids, status);
-        self.space.count_failed(report.failed);
+        let counters = &self.space.counters;
+        counters.add(StoreCounter::RowsWritten, ids.len() as u64);
+        counters.add(StoreCounter::FailedRows, report.failed as u64);
         Ok(report)
     }
 }

@@ -2,15 +2,18 @@
 //! Translates offsets of the store into offsets of members; nothing below knows of stripes.
 
 use super::background::BackgroundThreads;
+use super::counters::{StoreCounter, StoreCounters, StoreStats};
 use super::file::FileChanges;
 use super::member::StoreMember;
-use super::options::StoreStats;
+use super::options::DataPath;
 use super::ranges::RangeLocks;
 use nvme_core::stripes::StripeLayout;
 use nvme_driver::error::{Error, Result};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The members of a store as one range of bytes.
 pub(crate) struct StoreSpace {
@@ -30,10 +33,8 @@ pub(crate) struct StoreSpace {
     pub background: BackgroundThreads,
     /// Number of writes by the CPU that have ended.
     writes: AtomicU64,
-    commands: AtomicU64,
-    bytes: AtomicU64,
-    retries: AtomicU64,
-    failed_rows: AtomicU64,
+    pub counters: Arc<StoreCounters>,
+    recoveries: Recoveries,
 }
 
 /// Bytes that one command moves.
@@ -123,23 +124,26 @@ impl StoreSpace {
     }
 
     fn new(members: Vec<StoreMember>, stripe_bytes: u64, len: u64) -> Self {
+        let counters = Arc::new(StoreCounters::publish());
+        let controllers = members.iter().filter_map(|one| one.controller.as_ref());
+        let recoveries: Recoveries = controllers
+            .map(|one| Arc::clone(one.recoveries()))
+            .collect();
         let largest = |of: fn(&StoreMember) -> u32| members.iter().map(of).max().unwrap_or(1);
         Self {
             #[cfg(feature = "cuda")]
             striped: None,
             block_bytes: largest(|member| member.block_bytes),
             read_bytes: largest(|member| member.read_bytes),
-            members,
             stripe_bytes,
             is_joined: false,
             len,
             locks: RangeLocks::default(),
             background: BackgroundThreads::default(),
             writes: AtomicU64::new(0),
-            commands: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            retries: AtomicU64::new(0),
-            failed_rows: AtomicU64::new(0),
+            recoveries,
+            members,
+            counters,
         }
     }
 
@@ -290,38 +294,107 @@ impl StoreSpace {
         }
     }
 
-    pub fn count(&self, commands: u64, bytes: u64, retries: u64) {
-        self.commands.fetch_add(commands, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.retries.fetch_add(retries, Ordering::Relaxed);
+    /// Returns the data path of the store, with the reason for it.
+    pub fn path(&self) -> DataPath {
+        let mut members = self.member_paths();
+        if members.len() == 1 {
+            return members.remove(0);
+        }
+        let all = |of: fn(&DataPath) -> &str| {
+            let texts: Vec<&str> = members.iter().map(of).collect();
+            texts.join("|")
+        };
+        let stripe = nvme_units::bytes(self.stripe_bytes);
+        #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
+        let mut shown = DataPath {
+            device: format!("stripe:{}", all(|one| &one.device)),
+            data: "host",
+            tier: None,
+            path: all(|one| &one.path),
+            why: format!("{} members in stripes of {stripe}", members.len()),
+        };
+        #[cfg(feature = "cuda")]
+        self.path_of_stripes(&mut shown);
+        shown
     }
 
-    /// Counts rows of a call of the CPU that were not moved.
-    pub fn count_failed(&self, rows: usize) {
-        self.failed_rows.fetch_add(rows as u64, Ordering::Relaxed);
+    pub fn member_paths(&self) -> Vec<DataPath> {
+        self.members.iter().map(StoreMember::shown).collect()
+    }
+
+    /// Names a slow command in the log.
+    #[cold]
+    pub fn note_slow(&self, member: usize, piece: &MemberPiece, latency: Duration) {
+        let device = &self.members[member].path.device;
+        let (offset, bytes) = (piece.offset, piece.bytes);
+        let ms = latency.as_millis() as u64;
+        tracing::warn!(target: "nvme_gpu", device, offset, bytes, ms, "a command took {ms} ms");
+    }
+
+    /// Publishes the data path, and lets the members' GPUs report what they count.
+    pub fn begin_counting(&self) {
+        self.counters.begin(&self.path());
+        #[cfg(feature = "cuda")]
+        for rows in self.members.iter().filter_map(|one| one.rows.as_ref()) {
+            // The function does not keep the members open.
+            let (counters, recoveries) = (Arc::clone(&self.counters), Arc::clone(&self.recoveries));
+            let mut last = nvme_cuda::RowCounts::default();
+            rows.report_to(move |now| {
+                add_counts(&counters, now, &last);
+                last = *now;
+                count_recoveries(&counters, &recoveries);
+            });
+        }
+    }
+
+    /// Records how often the controllers of the members were recovered.
+    pub fn count_recoveries(&self) {
+        count_recoveries(&self.counters, &self.recoveries);
     }
 
     pub fn stats(&self) -> StoreStats {
-        #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "counts of GPUs"))]
-        let mut stats = StoreStats {
-            commands: self.commands.load(Ordering::Relaxed),
-            bytes: self.bytes.load(Ordering::Relaxed),
-            retries: self.retries.load(Ordering::Relaxed),
-            failed_rows: self.failed_rows.load(Ordering::Relaxed),
-            ..StoreStats::default()
-        };
+        self.count_recoveries();
         #[cfg(feature = "cuda")]
         for rows in self.members.iter().filter_map(|one| one.rows.as_ref()) {
-            let ((owned, shared), (begun, late)) = (rows.gathers(), rows.begun());
-            stats.owned_gathers += owned;
-            stats.shared_gathers += shared;
-            stats.begun_gathers += begun;
-            stats.late_rows += late;
-            stats.failed_rows += rows.failed_rows();
-            let (asked, read) = rows.distinct_rows();
-            stats.asked_rows += asked;
-            stats.read_rows += read;
+            rows.report_counts();
         }
-        stats
+        self.counters.stats()
+    }
+}
+
+/// Counts of the recoveries of controllers.
+type Recoveries = Arc<[Arc<AtomicU64>]>;
+
+fn count_recoveries(counters: &StoreCounters, recoveries: &Recoveries) {
+    let all = recoveries.iter().map(|one| one.load(Ordering::Relaxed));
+    counters.raise(StoreCounter::Recoveries, all.sum());
+}
+
+/// Adds what a member's GPU has counted since `last` to the store's counters.
+#[cfg(feature = "cuda")]
+fn add_counts(counters: &StoreCounters, now: &nvme_cuda::RowCounts, last: &nvme_cuda::RowCounts) {
+    use StoreCounter::*;
+    for (counter, now, then) in [
+        (OwnedGathers, now.owned, last.owned),
+        (SharedGathers, now.shared, last.shared),
+        (BegunGathers, now.begun, last.begun),
+        (LateRows, now.late_rows, last.late_rows),
+        (FailedRows, now.failed_rows, last.failed_rows),
+        (RowsRead, now.read.rows, last.read.rows),
+        (BytesRead, now.read.bytes, last.read.bytes),
+        (RowsWritten, now.written.rows, last.written.rows),
+        (BytesWritten, now.written.bytes, last.written.bytes),
+        (UniqueAsked, now.unique_asked, last.unique_asked),
+        (UniqueRead, now.unique_read, last.unique_read),
+        (WaitedNs, now.waited_ns, last.waited_ns),
+        // A gauge: the sum of the members' wraps around together with its parts.
+        (LaunchesUnderWay, now.under_way, last.under_way),
+    ] {
+        counters.add(counter, now.wrapping_sub(then));
+    }
+    let launch = |of: &nvme_cuda::RowCounts| (of.last_blocks, of.last_registers);
+    if launch(now) != launch(last) {
+        counters.set(LaunchBlocks, now.last_blocks);
+        counters.set(LaunchRegisters, now.last_registers);
     }
 }

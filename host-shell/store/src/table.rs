@@ -2,6 +2,7 @@
 //! the rows in it and no others.
 
 use super::background::BackgroundOperation;
+use super::counters::StoreCounter;
 use super::engine::{self, FailureReaction, PieceHandler};
 use super::extents::{StoreExtent, TableRanges};
 use super::lane::LARGE_BYTES;
@@ -324,7 +325,11 @@ impl Table {
             }
         }
         let report = outcome.report(ids, status);
-        self.space.count_failed(report.failed);
+        let counters = &self.space.counters;
+        counters.add(StoreCounter::RowsRead, ids.len() as u64);
+        counters.add(StoreCounter::FailedRows, report.failed as u64);
+        let copies = order.windows(2).filter(|pair| pair[0].0 == pair[1].0);
+        counters.add(StoreCounter::DuplicatesSaved, copies.count() as u64);
         report
     }
 

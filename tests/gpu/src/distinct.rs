@@ -67,8 +67,8 @@ fn counted(drive: &Drive, job: &Job) -> Outcome<(u64, u64)> {
     drive.run(job)?;
     let after = drive.store().stats();
     Ok((
-        after.asked_rows - before.asked_rows,
-        after.read_rows - before.read_rows,
+        after.unique_asked - before.unique_asked,
+        after.unique_read - before.unique_read,
     ))
 }
 
@@ -150,10 +150,10 @@ fn streams(bench: &Bench) -> Outcome<String> {
         }
     }
     let stats = drive.store().stats();
-    match stats.asked_rows == 6 * (LEAST as u64 + 500) && stats.read_rows < stats.asked_rows {
+    match stats.unique_asked == 6 * (LEAST as u64 + 500) && stats.unique_read < stats.unique_asked {
         true => Ok(format!(
             "{} rows, {} read",
-            stats.asked_rows, stats.read_rows
+            stats.unique_asked, stats.unique_read
         )),
         false => Err(format!("{stats:?}")),
     }
@@ -185,7 +185,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
         read += distinct(&table, job.ids());
     }
     let stats = drive.store().stats();
-    match (stats.asked_rows, stats.read_rows) == (asked, read) {
+    match (stats.unique_asked, stats.unique_read) == (asked, read) {
         true => Ok(format!("{asked} rows, {read} read")),
         false => Err(format!("{stats:?}, not {asked} and {read}")),
     }

@@ -430,11 +430,11 @@ typedef struct nvme_gpu_statistics {
    Rows of gathers on a GPU that read each distinct row once: those of 4,096 rows and more of one drive, without a
    cache, each run of a graph included.
    */
-  uint64_t asked_rows;
+  uint64_t unique_asked;
   /*
    Those of them that were read.
    */
-  uint64_t read_rows;
+  uint64_t unique_read;
 } nvme_gpu_statistics;
 
 /*

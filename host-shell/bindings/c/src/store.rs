@@ -114,9 +114,9 @@ pub struct StoreStatistics {
     pub failed_rows: u64,
     /// Rows of gathers on a GPU that read each distinct row once: those of 4,096 rows and more of one drive, without a
     /// cache, each run of a graph included.
-    pub asked_rows: u64,
+    pub unique_asked: u64,
     /// Those of them that were read.
-    pub read_rows: u64,
+    pub unique_read: u64,
 }
 
 // SAFETY: integers, the size first.
@@ -412,8 +412,8 @@ pub unsafe extern "C" fn nvme_gpu_stats(
             begun_gathers: stats.begun_gathers,
             late_rows: stats.late_rows,
             failed_rows: stats.failed_rows,
-            asked_rows: stats.asked_rows,
-            read_rows: stats.read_rows,
+            unique_asked: stats.unique_asked,
+            unique_read: stats.unique_read,
         };
         // SAFETY: as the header says.
         unsafe { give(statistics, &known) }

@@ -84,8 +84,8 @@ def test_rows_of_each_dtype_equal_those_of_torch(cuda, name):
             assert torch.equal(status.cpu(), codes)
             after = store.stats()
             assert after["failed_rows"] - before["failed_rows"] == int((codes != 0).sum())
-            assert after["asked_rows"] - before["asked_rows"] == COUNT
-            assert after["read_rows"] - before["read_rows"] == distinct(ids)
+            assert after["unique_asked"] - before["unique_asked"] == COUNT
+            assert after["unique_read"] - before["unique_read"] == distinct(ids)
 
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16", "float32"])
@@ -124,7 +124,7 @@ def test_tables_in_several_ranges(cuda):
             wanted, codes = expected(rows, ids)
             same(found, wanted)
             assert torch.equal(status.cpu(), codes)
-        assert store.stats()["asked_rows"] == 4 * COUNT
+        assert store.stats()["unique_asked"] == 4 * COUNT
 
 
 @pytest.mark.parametrize("on_error", ["raise", "zero", "nan"])

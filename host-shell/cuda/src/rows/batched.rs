@@ -156,15 +156,6 @@ impl GpuRows {
             reserved: 0,
         })
     }
-
-    /// Returns the number of gathers by queues that blocks own, and the number by shared queues.
-    pub fn gathers(&self) -> (u64, u64) {
-        let counts = &self.state.counts;
-        (
-            counts.owned.load(Ordering::Relaxed),
-            counts.shared.load(Ordering::Relaxed),
-        )
-    }
 }
 
 /// Returns the number of the `owned` queues that gathers in halves may hold between their launches. The remaining ones

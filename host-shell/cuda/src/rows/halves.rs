@@ -170,17 +170,6 @@ impl GpuRows {
             is_begun: AtomicBool::new(false),
         })
     }
-
-    /// Returns the number of gathers that were begun, and of their rows that the second launch had to read.
-    pub fn begun(&self) -> (u64, u64) {
-        let begun = self.state.counts.begun.load(Ordering::Relaxed);
-        (begun, self.state.memory.board.late_rows())
-    }
-
-    /// Returns the number of rows that failed in launches that have ended, each run of a graph included.
-    pub fn failed_rows(&self) -> u64 {
-        self.state.memory.board.failed_rows()
-    }
 }
 
 impl BegunRows {
@@ -236,6 +225,7 @@ impl BegunRows {
             unit_shift: gather.unit_shift.min(of_out),
             ..*gather
         };
+        let slot = slot.moving_rows_of(&launch);
         // SAFETY: the caller keeps the conditions under `# Safety`.
         let put = unsafe { halves.put(slot, launch, SecondLaunch::Copies(widening), stream) };
         if put.is_err() {

@@ -4,6 +4,7 @@
 
 use super::super::driver::Gpu;
 use super::super::module::{KernelFunction, LaunchSize, Module};
+use super::counts::LastLaunch;
 use nvme_driver::error::Result;
 use nvme_gpu_kernel::rows::BLOCK_THREADS;
 use nvme_gpu_kernel::{ROWS, SCATTER};
@@ -42,12 +43,14 @@ pub(super) struct RowKernels {
     /// Kernel that ends a launch number, behind kernels that report nothing to the host.
     pub end_launch: KernelFunction,
     pub scatter: KernelFunction,
+    /// Size of the last launch of any of them.
+    last: Arc<LastLaunch>,
 }
 
 impl RowKernels {
     /// # Errors
     /// As [`Module::of_image`].
-    pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+    pub fn load(gpu: &Arc<Gpu>, last: &Arc<LastLaunch>) -> Result<Self> {
         let gathers = Module::of_image(gpu, &ROWS)?;
         let scatters = Module::of_image(gpu, &SCATTER)?;
         Ok(Self {
@@ -70,6 +73,7 @@ impl RowKernels {
             end_launch: gathers.function("nvme_end_launch")?,
             widen_blocks: gpu.multiprocessors()? * WIDEN_BLOCKS,
             scatter: scatters.function("nvme_scatter")?,
+            last: Arc::clone(last),
             gathers,
             _scatters: scatters,
         })
@@ -119,8 +123,10 @@ impl RowKernels {
         // SAFETY: the caller keeps the conditions. A function handle identifies its module, so it need not be one of
         // `gathers`.
         unsafe {
-            let blocks = LaunchSize::plain(blocks, threads);
-            self.gathers.launch_on(stream, kernel, blocks, argument)
+            let size = LaunchSize::plain(blocks, threads);
+            self.gathers.launch_on(stream, kernel, size, argument)?;
         }
+        self.last.record(blocks, threads, kernel.registers());
+        Ok(())
     }
 }

@@ -23,6 +23,7 @@ mod begun_point;
 mod board;
 mod by_host;
 mod cache;
+mod counts;
 mod distinct;
 mod ended;
 mod halves;
@@ -46,6 +47,7 @@ pub use begun_point::BegunPoint;
 pub use board::RowFailures;
 pub use by_host::{HostRows, MoveRows};
 pub use cache::TableCache;
+pub use counts::{MovedRows, RowCounts};
 pub use halves::{BegunRows, GatherIds, GatherTarget};
 pub use map::TableMap;
 pub use pending::{GatherOutcome, LaunchSequence, PendingRows};
@@ -64,6 +66,7 @@ use nvme_core::spec::nvm;
 use nvme_driver::controller::Controller;
 use nvme_driver::controller::session::UserFacts;
 use nvme_driver::error::{Error, Result};
+use nvme_driver::lock::lock;
 use nvme_driver::widen::{FailedContent, RowConversion};
 use nvme_gpu_kernel::QueueArray;
 use nvme_gpu_kernel::rows::{
@@ -161,7 +164,7 @@ impl GpuRows {
         let state = Arc::new(RowsState::new(gpu, stations, timeout)?);
         let bytes = stations as usize * STATION_BYTES as usize;
         let slots = access.slots(bytes)?;
-        let kernels = Arc::new(RowKernels::load(gpu)?);
+        let kernels = Arc::new(RowKernels::load(gpu, &state.counts.last)?);
         let owned = options.owned.min(stations);
         let batch = BATCH_ENTRIES.min(options.entries);
         let lent = LentQueues::of_two_sizes(
@@ -309,6 +312,7 @@ impl GpuRows {
         // them.
         unsafe {
             self.widened(&wide, stream, |slot| {
+                let slot = slot.moving_rows_of(&launch);
                 self.start(launch, (slot, named), stream, |kernels, launch, blocks| {
                     // SAFETY: the caller vouches for the request's addresses, the others are ours until the gate is
                     // shut for good and nothing is inside.
@@ -484,6 +488,17 @@ impl GpuRows {
         self.state.scatters_ended()
     }
 
+    /// Calls `report` with the counts of launches a few times a second, from a thread of its own, until this is dropped.
+    /// `report` replaces an earlier function, and calls none of the functions here. Calls follow one another.
+    pub fn report_to(&self, report: impl FnMut(&RowCounts) + Send + 'static) {
+        *lock(&self.state.counts.report) = Some(Box::new(report));
+    }
+
+    /// Calls the function of [`report_to`](Self::report_to) with the counts as they are now.
+    pub fn report_counts(&self) {
+        self.state.report_counts();
+    }
+
     /// Counts a write of the host that has ended.
     pub fn wrote(&self) {
         self.state.memory.board.wrote();
@@ -544,6 +559,8 @@ pub struct GatherOptions<'a> {
 impl Drop for GpuRows {
     fn drop(&mut self) {
         drop(self.watch.take());
+        // Launches may outlive the store, and its counters do not.
+        drop(lock(&self.state.counts.report).take());
         let is_idle = self.state.end();
         if !is_idle {
             // A kernel may still use the queues and the slots, so they are leaked.

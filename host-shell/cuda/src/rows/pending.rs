@@ -201,6 +201,15 @@ impl PendingRows {
     /// the operation has ended.
     pub fn wait(&self, limit: Duration) -> Result<GatherOutcome> {
         let begin = Instant::now();
+        let waited = self.wait_from(begin, limit);
+        if let Some((_, state)) = self.states().next() {
+            let ns = begin.elapsed().as_nanos() as u64;
+            state.counts.waited_ns.fetch_add(ns, Ordering::Relaxed);
+        }
+        waited
+    }
+
+    fn wait_from(&self, begin: Instant, limit: Duration) -> Result<GatherOutcome> {
         let mut looks = 0u32;
         while !self.is_done() {
             if begin.elapsed() > limit {

@@ -83,6 +83,8 @@ impl GpuRows {
             unit_shift: unit_shift(some, shift),
             ..launch.ok_or_else(super::closed)?
         };
+        let bytes = some.iter().map(|range| range.bytes).sum();
+        let slot = slot.moving(count, bytes);
         let part = self.start(launch, (slot, None), stream, |kernels, gather, blocks| {
             let ranges = RangesLaunch {
                 gather,

@@ -48,13 +48,13 @@ impl GpuRows {
         let written = self.state.written.address();
         let launches = request.count.div_ceil(most) as usize;
         // All launch numbers are reserved, or nothing is written.
-        let slots = self.state.reserve(launches)?;
-        self.state.are_scatters(&slots);
+        let mut slots = self.state.reserve(launches)?;
+        self.state.are_scatters(&mut slots);
         LaunchSequence::run(self.gpu(), stream, |sequence| {
             for (slot, first) in slots.into_iter().zip((0..).step_by(most as usize)) {
                 let part = part(request, first, most);
                 let launch = self.launch(table, &part).ok_or_else(super::closed)?;
-                let slot = (slot, None);
+                let slot = (slot.moving(part.count, part.count * row_bytes), None);
                 let next = self.start(launch, slot, stream, |kernels, gather, blocks| {
                     let scatter = ScatterLaunch { gather, written };
                     // SAFETY: the kernel takes one `ScatterLaunch`; the caller vouches for the request's addresses, the

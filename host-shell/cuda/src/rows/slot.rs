@@ -4,11 +4,13 @@
 use super::super::captured::keep_with_graph;
 use super::super::leftovers::{self, LaunchLeftover};
 use super::super::stream::is_capturing;
+use super::counts::{LaunchLoad, MovedRows};
 use super::kernels::RowKernels;
 pub(super) use super::numbers::Named;
 use super::numbers::{AbandonedLaunch, LAUNCHES};
 use super::state::RowsState;
 use nvme_driver::error::{Error, Result};
+use nvme_driver::lock::lock;
 use nvme_gpu_kernel::rows::{GatherLaunch, LaunchProgress};
 use std::sync::Arc;
 
@@ -31,6 +33,9 @@ pub(super) struct LaunchSlot {
     stage: SlotStage,
     kernels: Option<Arc<RowKernels>>,
     named: Named,
+    /// Rows that each run of the launch moves, if they are counted.
+    moved: Option<MovedRows>,
+    is_scatter: bool,
 }
 
 impl RowsState {
@@ -76,6 +81,8 @@ impl RowsState {
             stage: SlotStage::Reserved,
             kernels: None,
             named: None,
+            moved: None,
+            is_scatter: false,
         };
         Ok(numbers.into_iter().map(slot).collect())
     }
@@ -83,7 +90,10 @@ impl RowsState {
 
 impl RowsState {
     /// Marks the launches as ones that write.
-    pub(super) fn are_scatters(&self, slots: &[LaunchSlot]) {
+    pub(super) fn are_scatters(&self, slots: &mut [LaunchSlot]) {
+        for slot in &mut *slots {
+            slot.is_scatter = true;
+        }
         let numbers = slots.iter().map(|slot| slot.number);
         self.launches().of_scatters.extend(numbers);
     }
@@ -101,6 +111,18 @@ impl LaunchSlot {
     /// Returns the words of the store that the launch is one of.
     pub fn state(&self) -> &Arc<RowsState> {
         &self.state
+    }
+
+    /// Returns it with `rows` rows of `bytes` bytes together, which each run of the launch moves.
+    pub fn moving(mut self, rows: u64, bytes: u64) -> Self {
+        self.moved = Some(MovedRows { rows, bytes });
+        self
+    }
+
+    /// Returns it with the rows of `launch`.
+    pub fn moving_rows_of(self, launch: &GatherLaunch) -> Self {
+        let bytes = launch.count.wrapping_mul(launch.row_bytes.into());
+        self.moving(launch.count, bytes)
     }
 
     pub fn number(&self) -> u32 {
@@ -141,6 +163,14 @@ impl LaunchSlot {
                 slot.refused();
             }
             return Err(error);
+        }
+        if let Some(moved) = slot.moved {
+            let load = LaunchLoad {
+                moved,
+                is_scatter: slot.is_scatter,
+                is_captured,
+            };
+            lock(&slot.state.counts.loads).begin(slot.number, load, slot.before);
         }
         Ok(slot)
     }

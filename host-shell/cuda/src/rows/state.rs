@@ -5,6 +5,7 @@ use super::super::driver::Gpu;
 use super::super::lent::QueueUsers;
 use super::super::memory::DeviceMemory;
 use super::board::LaunchMailbox;
+use super::counts::{LastLaunch, LaunchLoads, RowCounts};
 use super::numbers::{LAUNCHES, LaunchNumbers};
 use super::records::RecordPool;
 use nvme_core::spec::nvm;
@@ -30,13 +31,22 @@ pub(in super::super) struct StationMemory {
     pub cells: DeviceMemory,
 }
 
-/// Counts of gathers that were launched or captured, by the queues that they go by.
+/// Function that receives the counts of a store's launches.
+pub(super) type CountReport = Box<dyn FnMut(&RowCounts) + Send>;
+
+/// Counts of gathers that were launched or captured, by the queues that they go by; and of what was moved.
 #[derive(Default)]
 pub(super) struct GatherCounts {
     pub owned: AtomicU64,
     pub shared: AtomicU64,
     /// Number of gathers in halves whose first launch may take such queues.
     pub begun: AtomicU64,
+    /// Time that threads waited for launches, in nanoseconds.
+    pub waited_ns: AtomicU64,
+    pub last: Arc<LastLaunch>,
+    pub loads: Mutex<LaunchLoads>,
+    /// Called a few times a second while the store is open.
+    pub report: Mutex<Option<CountReport>>,
 }
 
 /// State that launches of one store share.
@@ -154,6 +164,37 @@ impl RowsState {
     fn footing<T>(&self, of: impl FnOnce(&UserFacts) -> T) -> Option<T> {
         let footing = self.footing.get().and_then(Weak::upgrade)?;
         Some(of(&footing))
+    }
+
+    /// Returns the counts as they are now.
+    pub(super) fn row_counts(&self) -> RowCounts {
+        let (counts, board) = (&self.counts, &self.memory.board);
+        let (read, written, under_way) = lock(&counts.loads).sum(|number| board.ended(number));
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let (unique_asked, unique_read) = board.distinct_rows();
+        RowCounts {
+            owned: load(&counts.owned),
+            shared: load(&counts.shared),
+            begun: load(&counts.begun),
+            late_rows: board.late_rows(),
+            failed_rows: board.failed_rows(),
+            read,
+            written,
+            unique_asked,
+            unique_read,
+            waited_ns: load(&counts.waited_ns),
+            under_way,
+            last_blocks: counts.last.blocks(),
+            last_registers: counts.last.registers(),
+        }
+    }
+
+    /// Passes the counts to the function that asked for them.
+    pub(super) fn report_counts(&self) {
+        // The counts are taken under the lock, so that none come later than newer ones.
+        if let Some(report) = &mut *lock(&self.counts.report) {
+            report(&self.row_counts());
+        }
     }
 
     pub(super) fn launches(&self) -> MutexGuard<'_, LaunchNumbers> {

@@ -144,6 +144,7 @@ impl StripedRows {
         // SAFETY: the caller keeps the conditions; the launch stores all rows where the request wants them.
         let pending = unsafe {
             first.widened(&wide, stream, |slot| {
+                let slot = slot.moving_rows_of(&launch);
                 let named = TableMap::named(map, Some(Arc::clone(words) as _));
                 first.start(launch, (slot, named), stream, |kernels, gather, blocks| {
                     let striped = StripedGather {

@@ -13,6 +13,9 @@ use std::time::Duration;
 /// milliseconds more do not matter, while a shorter interval would cost CPU time during every run.
 const LOOK: Duration = Duration::from_millis(2);
 
+/// Number of checks between two reports of the counts.
+const LOOKS_PER_REPORT: u32 = 50;
+
 /// Recovers the controller when a kernel reports trouble, and closes the gate for good when the namespace has
 /// changed since launches were made for it. A thread has to watch this, because graphs and kernels of the
 /// caller run without a call of the host.
@@ -31,7 +34,12 @@ impl LaunchWatch {
         let (state, session) = (Arc::clone(state), Arc::clone(session));
         let footing = Arc::clone(footing);
         let watch = move || {
+            let mut looks = 0u32;
             while stopped.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) {
+                looks = (looks + 1) % LOOKS_PER_REPORT;
+                if looks == 0 {
+                    state.report_counts();
+                }
                 let changed = footing.check(nvm::opcode::READ);
                 if matches!(changed, Err(Error::Changed { .. })) {
                     state.memory.board.gate().close_for_good();

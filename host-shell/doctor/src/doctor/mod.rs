@@ -16,6 +16,7 @@ mod tier;
 
 pub use finding::{DoctorFinding, FindingSeverity};
 pub use tier::ControllerVerdict;
+pub(crate) use tier::judge;
 
 use crate::nvidia;
 use crate::topology::MachineTopology;

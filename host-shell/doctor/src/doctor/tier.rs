@@ -34,7 +34,8 @@ pub fn of(
     }
 }
 
-fn judge(
+/// Returns whether a controller can be driven, the highest tier that is sure, and both in words.
+pub fn judge(
     host: &SysfsHost,
     controller: &str,
     topology: &MachineTopology,

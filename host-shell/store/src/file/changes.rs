@@ -55,6 +55,19 @@ impl FileChanges {
         self.writes.fetch_add(1, Ordering::Release);
     }
 
+    /// Returns the major and minor number of the block device, or of the one that the file lies on; 0 if that is unknown.
+    pub fn disk(&self) -> (u32, u32) {
+        let number = self
+            .file
+            .file
+            .metadata()
+            .map_or(0, |found| match found.rdev() {
+                0 => found.dev(),
+                device => device,
+            });
+        (libc::major(number), libc::minor(number))
+    }
+
     /// Returns a mark that changes with each write: the count of this process, and the file's
     /// timestamp for writes by other programs.
     pub fn mark(&self) -> (u64, Option<(i64, i64)>) {

@@ -290,7 +290,7 @@ class Store(Held):
         queues, and whose blocks share them; ``begun_gathers``: those whose reads :meth:`Table.prefetch` submitted, and
         ``late_rows`` of them that ``result`` had to read, since others held the queues; a launch of a graph is none of
         them, its capture is one. ``failed_rows``: rows that gathers left zero or NaN and scatters did not write, each launch
-        of a graph included; of bytes that a GPU moves, they are parts of 64 KiB. ``asked_rows`` and ``read_rows``: rows of
+        of a graph included; of bytes that a GPU moves, they are parts of 64 KiB. ``unique_asked`` and ``unique_read``: rows of
         gathers by a GPU that read each distinct row once (4,096 rows and more of one drive, without a cache), and those of
         them that were read."""
         found: dict[str, int] = json.loads(self._native.stats())

@@ -153,7 +153,7 @@ def batch(sequences: int, block: int, times: int) -> Result:
         found = {name: quantiles(one) for name, one in took.items()}
         rate = count / statistics.median(took["gather"])
         stats = tables.store.stats()
-        names = ("owned_gathers", "shared_gathers", "begun_gathers", "asked_rows", "read_rows")
+        names = ("owned_gathers", "shared_gathers", "begun_gathers", "unique_asked", "unique_read")
         return {"rows": count, **found, "million_rows_per_s": round(rate, 3), **{name: stats[name] for name in names}}
 
 
@@ -185,7 +185,7 @@ def prefill(block: int, times: int, tokens: int = 8192, unique: float = 0.67, be
             tables.check(out[-4096:], wanted[-4096:])
             if name == "gather":
                 after = tables.store.stats()
-                asked, read = (after[of] - before[of] for of in ("asked_rows", "read_rows"))
+                asked, read = (after[of] - before[of] for of in ("unique_asked", "unique_read"))
                 assert (asked, read) == ((times + 1) * count, (times + 1) * len(distinct)), (asked, read)
         found = {name: quantiles(one) for name, one in took.items()}
         rate = statistics.median(took["distinct_in_order"]) / statistics.median(took["gather"])
