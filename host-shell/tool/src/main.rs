@@ -14,6 +14,7 @@ mod model;
 mod pipeline;
 mod search;
 mod stdio;
+mod top;
 mod witness;
 
 use std::process::ExitCode;

@@ -13,7 +13,7 @@ use crate::bench::{BenchCommand, NO_DEVICE, NO_DEVICE_FOR};
 use crate::common::images::CommandFiles;
 use crate::common::{VERSION, output, say, stop_flag};
 use crate::demo::DemoCommand;
-use crate::device::{bind, doctor, events, list, p2p, regs, reset, topology};
+use crate::device::{bind, doctor, events, list, p2p, regs, reset, topology, why};
 #[cfg(feature = "sim")]
 use crate::device::{devices, serve};
 use crate::files::{cat, catalog, cp, import, ls, manifest, pack, stat};
@@ -21,6 +21,7 @@ use crate::io::{compare, dsm, flush, read, stream, write, write_zeroes};
 use crate::model::generate;
 use crate::pipeline::PipelineCommand;
 use crate::search::SearchCommand;
+use crate::top::TopCommand;
 use crate::witness::WitnessCommand;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use nvme_host::{Error, Result, exit};
@@ -86,6 +87,8 @@ enum CliCommand {
     Unbind(bind::UnbindCommand),
     Doctor(doctor::DoctorCommand),
     Topology(topology::TopologyCommand),
+    Why(why::WhyCommand),
+    Top(TopCommand),
     Witness(Box<WitnessCommand>),
     P2p(p2p::PeerCommand),
     SmartLog(smart_log::SmartLog),
@@ -165,6 +168,8 @@ fn run_command(cli: CommandLine, files: &CommandFiles) -> Result<()> {
         CliCommand::Unbind(command) => command.run(),
         CliCommand::Doctor(command) => command.run(),
         CliCommand::Topology(command) => command.run(),
+        CliCommand::Why(command) => command.run(),
+        CliCommand::Top(command) => command.run(),
         CliCommand::Witness(command) => command.run(files),
         CliCommand::P2p(command) => command.run(),
         CliCommand::SmartLog(command) => command.run(),

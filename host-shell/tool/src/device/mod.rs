@@ -15,3 +15,4 @@ pub mod serve;
 #[cfg(test)]
 mod testing;
 pub mod topology;
+pub mod why;

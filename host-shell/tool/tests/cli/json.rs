@@ -263,6 +263,8 @@ fn every_result_follows_the_schema() {
         ),
         ("doctor", &["doctor"]),
         ("topology", &["topology"]),
+        ("top", &["top", "--json", "--interval", "10ms"]),
+        ("why", &["why", "sim:mem"]),
         ("list", &["list"]),
     ];
     std::fs::write(folder.path("model.gguf"), super::generate::model()).unwrap();

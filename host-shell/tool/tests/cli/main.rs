@@ -29,4 +29,5 @@ mod rows;
 mod search;
 mod streams;
 mod texts;
+mod top;
 mod witness;
