@@ -185,6 +185,21 @@
 #define NVME_GPU_GDS_REQUIRE 32
 
 /*
+ Level of an event: something does not work any more.
+ */
+#define NVME_GPU_LOG_ERROR 1
+
+/*
+ Level of an event: something needed a recovery, or took long.
+ */
+#define NVME_GPU_LOG_WARNING 2
+
+/*
+ Level of an event: something began or ended as it should.
+ */
+#define NVME_GPU_LOG_INFO 3
+
+/*
  nvme_gpu_io.operation: read.
  */
 #define NVME_GPU_READ 0
@@ -435,7 +450,86 @@ typedef struct nvme_gpu_statistics {
    Those of them that were read.
    */
   uint64_t unique_read;
+  /*
+   Rows of gathers that have ended, failed ones and each run of a graph included. When a GPU reads bytes, each part
+   that it reads counts as a row.
+   */
+  uint64_t rows_read;
+  /*
+   Rows of scatters that have ended, failed ones and each run of a graph included.
+   */
+  uint64_t rows_written;
+  /*
+   Bytes that commands of the CPU read, and bytes of the rows that a GPU read.
+   */
+  uint64_t bytes_read;
+  /*
+   Bytes that commands of the CPU wrote, and bytes of the rows that a GPU wrote.
+   */
+  uint64_t bytes_written;
+  /*
+   Rows of gathers of the CPU that were copies of another row of the same gather, and were read once.
+   */
+  uint64_t duplicates_saved;
+  /*
+   Recoveries of the store's controllers: commands that were aborted, and controller resets.
+   */
+  uint64_t recoveries;
+  /*
+   Time that threads spent in reads and writes of the CPU and in waits for a GPU's rows, in nanoseconds, of all
+   threads together.
+   */
+  uint64_t waited_ns;
+  /*
+   Sum of the latencies of commands of the CPU, in nanoseconds.
+   */
+  uint64_t latency_ns;
+  /*
+   Commands of the CPU that are under way.
+   */
+  uint64_t commands_under_way;
+  /*
+   Launches on a GPU that have not ended, without those of graphs.
+   */
+  uint64_t launches_under_way;
+  /*
+   Blocks of the last launch on a GPU.
+   */
+  uint64_t launch_blocks;
+  /*
+   Registers that these blocks hold on the GPU together.
+   */
+  uint64_t launch_registers;
+  /*
+   Number of commands of the CPU by their latency: element 0 counts those below 1 us, element n those from 2^(n-1) to
+   2^n us, the last one all that took longer, too.
+   */
+  uint64_t latency_us[32];
 } nvme_gpu_statistics;
+
+/*
+ nvme_gpu_explain(): set `size` to sizeof(nvme_gpu_advice) before the call. Texts end with a 0; those that are too long
+ are cut. They are those of `nvme-gpu why`.
+ */
+typedef struct nvme_gpu_advice {
+  size_t size;
+  /*
+   The device as it was named.
+   */
+  char device[1024];
+  /*
+   What moves the bytes now.
+   */
+  char now[640];
+  /*
+   The next better way; empty if there is none.
+   */
+  char better[256];
+  /*
+   What stands between; empty if there is no better way.
+   */
+  char between[1536];
+} nvme_gpu_advice;
 
 /*
  A stream of the GPU: a CUstream or cudaStream_t, or NULL for the default stream. Ignored for host memory.
@@ -749,6 +843,25 @@ nvme_gpu_status nvme_gpu_register(struct nvme_gpu_t *store, void *memory, size_t
  Errors: NVME_GPU_ERROR_USAGE when none begins there.
  */
 nvme_gpu_status nvme_gpu_unregister(struct nvme_gpu_t *store, void *memory);
+
+/*
+ Writes what moves the bytes of member `member` of a store now, the next better way, and what stands between. A store
+ that is no stripe has member 0 alone.
+ Errors: NVME_GPU_ERROR_USAGE for a member that is not there.
+ */
+nvme_gpu_status nvme_gpu_explain(const struct nvme_gpu_t *store, size_t member, struct nvme_gpu_advice *advice);
+
+/*
+ Calls `callback` with each event of the library up to `level`: bring-ups, resets, commands that were aborted or took
+ long. It gets the level, a line of text that ends with a 0 and is valid during the call, and `context`. NULL for no function, which is the default. Replaces the earlier function, which does not run any more when this
+ returns.
+
+ The function is called from any thread, with locks held: it must not call this library, and must be quick.
+ Errors: NVME_GPU_ERROR_USAGE for an unknown level, and in a program whose Rust part has a subscriber of `tracing`.
+ */
+nvme_gpu_status nvme_gpu_set_log(void (*callback)(int32_t level, const char *message, void *context),
+                                 void *context,
+                                 int32_t level);
 
 /*
  Reads `bytes` bytes from byte `offset` on to `data`, in host memory or in memory of the store's GPU, and waits. Any

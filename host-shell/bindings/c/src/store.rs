@@ -117,6 +117,35 @@ pub struct StoreStatistics {
     pub unique_asked: u64,
     /// Those of them that were read.
     pub unique_read: u64,
+    /// Rows of gathers that have ended, failed ones and each run of a graph included. When a GPU reads bytes, each part
+    /// that it reads counts as a row.
+    pub rows_read: u64,
+    /// Rows of scatters that have ended, failed ones and each run of a graph included.
+    pub rows_written: u64,
+    /// Bytes that commands of the CPU read, and bytes of the rows that a GPU read.
+    pub bytes_read: u64,
+    /// Bytes that commands of the CPU wrote, and bytes of the rows that a GPU wrote.
+    pub bytes_written: u64,
+    /// Rows of gathers of the CPU that were copies of another row of the same gather, and were read once.
+    pub duplicates_saved: u64,
+    /// Recoveries of the store's controllers: commands that were aborted, and controller resets.
+    pub recoveries: u64,
+    /// Time that threads spent in reads and writes of the CPU and in waits for a GPU's rows, in nanoseconds, of all
+    /// threads together.
+    pub waited_ns: u64,
+    /// Sum of the latencies of commands of the CPU, in nanoseconds.
+    pub latency_ns: u64,
+    /// Commands of the CPU that are under way.
+    pub commands_under_way: u64,
+    /// Launches on a GPU that have not ended, without those of graphs.
+    pub launches_under_way: u64,
+    /// Blocks of the last launch on a GPU.
+    pub launch_blocks: u64,
+    /// Registers that these blocks hold on the GPU together.
+    pub launch_registers: u64,
+    /// Number of commands of the CPU by their latency: element 0 counts those below 1 us, element n those from 2^(n-1) to
+    /// 2^n us, the last one all that took longer, too.
+    pub latency_us: [u64; 32],
 }
 
 // SAFETY: integers, the size first.
@@ -381,8 +410,8 @@ pub unsafe extern "C" fn nvme_gpu_path(
     })
 }
 
-/// As much of `text` as fits before a 0.
-fn fixed<const N: usize>(text: &str) -> [c_char; N] {
+/// Returns as much of `text` as fits before a 0.
+pub fn fixed<const N: usize>(text: &str) -> [c_char; N] {
     let mut room = [0; N];
     let cut = text.floor_char_boundary(N - 1);
     for (to, from) in room.iter_mut().zip(text[..cut].bytes()) {
@@ -414,6 +443,19 @@ pub unsafe extern "C" fn nvme_gpu_stats(
             failed_rows: stats.failed_rows,
             unique_asked: stats.unique_asked,
             unique_read: stats.unique_read,
+            rows_read: stats.rows_read,
+            rows_written: stats.rows_written,
+            bytes_read: stats.bytes_read,
+            bytes_written: stats.bytes_written,
+            duplicates_saved: stats.duplicates_saved,
+            recoveries: stats.recoveries,
+            waited_ns: stats.waited_ns,
+            latency_ns: stats.latency_ns,
+            commands_under_way: stats.commands_under_way,
+            launches_under_way: stats.launches_under_way,
+            launch_blocks: stats.launch_blocks,
+            launch_registers: stats.launch_registers,
+            latency_us: stats.latency_us,
         };
         // SAFETY: as the header says.
         unsafe { give(statistics, &known) }

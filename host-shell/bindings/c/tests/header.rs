@@ -27,7 +27,7 @@ const TAIL: &str = "\
 #define NVME_GPU_OPTIONS_INIT { sizeof(nvme_gpu_options), NVME_GPU_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 ";
 
-const RENAMED: [(&str, &str); 16] = [
+const RENAMED: [(&str, &str); 17] = [
     ("StoreHandle", "nvme_gpu_t"),
     ("TableHandle", "nvme_gpu_table_t"),
     ("PendingHandle", "nvme_gpu_pending_t"),
@@ -35,6 +35,7 @@ const RENAMED: [(&str, &str); 16] = [
     ("LibraryVersions", "nvme_gpu_versions"),
     ("StoreStatistics", "nvme_gpu_statistics"),
     ("PathInfo", "nvme_gpu_path_info"),
+    ("StoreAdvice", "nvme_gpu_advice"),
     ("RowsReport", "nvme_gpu_report"),
     ("TableRequest", "nvme_gpu_row_request"),
     ("BatchIo", "nvme_gpu_io"),
@@ -47,11 +48,12 @@ const RENAMED: [(&str, &str); 16] = [
 ];
 
 /// The files with functions, in the order of the header.
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     "status.rs",
     "version.rs",
     "opened.rs",
     "store.rs",
+    "insight.rs",
     "transfer.rs",
     "batch.rs",
     "request.rs",

@@ -15,6 +15,7 @@
 //! - `compute`: kernels over GPU or host memory, and over data on a store.
 //! - `process`: calls that a child of `fork` refuses; `pool`: threads that wait in place of the caller; `wait`:
 //!   waits that Ctrl-C ends.
+//! - `log`: events of the library for `logging`.
 //! - `dlpack`, `error`: tensors and exceptions.
 
 mod array;
@@ -28,6 +29,7 @@ mod flight;
 mod fork;
 mod left;
 mod loader;
+mod log;
 mod lookup;
 mod ngrams;
 mod on_store;
@@ -93,6 +95,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(doctor, module)?)?;
     module.add_function(wrap_pyfunction!(gpu, module)?)?;
     module.add_function(wrap_pyfunction!(calls_under_way, module)?)?;
+    module.add_function(wrap_pyfunction!(log::queue_events, module)?)?;
+    module.add_function(wrap_pyfunction!(log::next_event, module)?)?;
     module.add_function(wrap_pyfunction!(left::kept_buffers, module)?)?;
     module.add_function(wrap_pyfunction!(search::build_index, module)?)?;
     module.add_function(wrap_pyfunction!(volume::location, module)?)?;

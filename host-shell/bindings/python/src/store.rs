@@ -236,6 +236,13 @@ impl PyStore {
         Ok(stats.unwrap_or_default())
     }
 
+    /// Returns for each member what would move its bytes better, as JSON.
+    fn explain(&self, py: Python<'_>) -> PyResult<String> {
+        let open = self.look()?;
+        let advice = py.detach(|| serde_json::to_string(&open.explain()));
+        Ok(advice.unwrap_or_default())
+    }
+
     fn read(&self, view: Py<PyView>, offset: u64) -> PyResult<PyOperation> {
         let store = self.get()?;
         let to = view.get().of_host("the destination", true)?;

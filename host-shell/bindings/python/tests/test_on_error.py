@@ -159,7 +159,10 @@ def test_each_launch_of_a_graph_is_counted(gpu_store, driver, on_error):  # noqa
         rows = np.array(out.tolist(), "float32").reshape(4, WIDTH)
         assert (np.isnan(rows[1::2]) if on_error == "nan" else rows[1::2] == 0).all()
         assert (rows[::2] != 0).all() and not np.isnan(rows[::2]).any() and status.tolist() == [0, -1, 0, -1]
-        assert gpu_store.stats()["failed_rows"] == 2 * run
+        counts = gpu_store.stats()
+        assert counts["failed_rows"] == 2 * run and counts["rows_read"] == 4 * run
+        assert counts["bytes_read"] == 4 * WIDTH * 4 * run and counts["launches_under_way"] == 0
+        assert counts["launch_blocks"] >= 1 and counts["launch_registers"] >= 32 * counts["launch_blocks"]
     if on_error == "raise":
         with pytest.raises(nvme_gpu.Usage):
             table.check()

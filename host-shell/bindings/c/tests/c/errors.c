@@ -77,13 +77,18 @@ int main(int count, char **arguments)
     changed.size = offsetof(nvme_gpu_options, nsid);
     changed.nsid = 99;
     OK(open_with(changed, &good));
-    nvme_gpu_statistics small = { 16, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7 };
+    nvme_gpu_statistics small = { .size = 16, .commands = 7, .bytes = 7 };
     OK(nvme_gpu_stats(good, &small));
     CHECK(small.size == 16 && small.commands == 0 && small.bytes == 7);
     small.size = 7;
     USAGE(nvme_gpu_stats(good, &small));
     USAGE(nvme_gpu_stats(good, NULL));
     USAGE(nvme_gpu_path(good, NULL));
+    nvme_gpu_advice advice = { .size = sizeof(advice) };
+    USAGE(nvme_gpu_explain(good, 1, &advice));
+    USAGE(nvme_gpu_explain(good, 0, NULL));
+    USAGE(nvme_gpu_set_log(NULL, NULL, 0));
+    OK(nvme_gpu_set_log(NULL, NULL, NVME_GPU_LOG_INFO));
     USAGE(nvme_gpu_version(NULL));
 
     /* Ranges and pointers. */

@@ -6,6 +6,11 @@
 
 enum { ROWS = 64, ROW = 300, FIRST = 96 };
 
+static void note(int32_t level, const char *message, void *context)
+{
+    if (level == NVME_GPU_LOG_INFO && strstr(message, "the controller is up (device=")) ++*(int *)context;
+}
+
 static void transfers(nvme_gpu_t *store)
 {
     unsigned char out[5000], in[5000];
@@ -273,10 +278,14 @@ int main(int count, char **arguments)
     CHECK(versions.library == NVME_GPU_VERSION && versions.ptx == versions.library);
     CHECK(nvme_gpu_features() & NVME_GPU_HAS_SIM);
     options.queues = 3;
+    int events = 0;
+    OK(nvme_gpu_set_log(note, &events, NVME_GPU_LOG_INFO));
     options.depth = 8;
     options.flags = NVME_GPU_FILE_PREAD;
     OK(nvme_gpu_open(arguments[1], -1, &options, &store));
     CHECK(nvme_gpu_len(store) >= 1 << 20 && nvme_gpu_block_size(store) >= 1);
+    OK(nvme_gpu_set_log(NULL, NULL, NVME_GPU_LOG_INFO));
+    CHECK(events == (strncmp(arguments[1], "sim:", 4) == 0));
     OK(nvme_gpu_path(store, &path));
     CHECK(path.tier == -1 && strcmp(path.data, "host") == 0 && path.path[0] && path.why[0]);
     transfers(store);
@@ -293,6 +302,10 @@ int main(int count, char **arguments)
     for (int i = 0; i < 4; ++i) pthread_join(threads[i], NULL);
     OK(nvme_gpu_stats(store, &statistics));
     CHECK(statistics.commands > 100 && statistics.bytes > 100000 && statistics.background_failures == 0);
+    CHECK(statistics.rows_read > 0 && statistics.bytes_read > 0 && statistics.commands_under_way == 0);
+    nvme_gpu_advice advice = { .size = sizeof(advice) };
+    OK(nvme_gpu_explain(store, 0, &advice));
+    CHECK(strcmp(advice.device, path.device) == 0 && advice.now[0] && advice.better[0] && advice.between[0]);
 
     /* Closed with operations under way: they end, their handles stay good. */
     enum { UNDER_WAY = 40, BYTES = 4096 };

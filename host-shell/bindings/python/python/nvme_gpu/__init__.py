@@ -21,12 +21,13 @@ from ._errors import Changed, Gone, KvLoadError, NotFound, NvmeGpuError, OutOfRa
 from ._files import DirEntry, DriveFile, Extent, FileStat, MountedFile, Volume
 from ._kv import KvStore
 from ._loaders import Layer, LayerLoader
+from ._log import log_events
 from ._lookup_table import lookup_table
 from ._native import Array, __version__
 from ._pages import PagePins, PageStore, PendingPages
 from ._prefetch import Prefetch
 from ._search import Nearest, SearchIndex, build_index
-from ._store import Pending, Store, open
+from ._store import Pending, Store, open, stats
 from ._table import Table
 
 __all__ = [
@@ -66,7 +67,9 @@ __all__ = [
     "build_index",
     "catalog",
     "import_file",
+    "log_events",
     "lookup_table",
     "open",
+    "stats",
     "write_manifest",
 ]

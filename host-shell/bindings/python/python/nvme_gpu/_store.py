@@ -284,17 +284,31 @@ class Store(Held):
         found: dict[str, Any] = json.loads(self._native.path())
         return found
 
-    def stats(self) -> dict[str, int]:
-        """Counts since it was opened: ``commands`` sent, ``bytes`` moved, ``retries``, all of the CPU's queues; ``calls``
-        from Python that use the device; ``owned_gathers`` and ``shared_gathers``: gathers by a GPU whose blocks own their
-        queues, and whose blocks share them; ``begun_gathers``: those whose reads :meth:`Table.prefetch` submitted, and
-        ``late_rows`` of them that ``result`` had to read, since others held the queues; a launch of a graph is none of
-        them, its capture is one. ``failed_rows``: rows that gathers left zero or NaN and scatters did not write, each launch
-        of a graph included; of bytes that a GPU moves, they are parts of 64 KiB. ``unique_asked`` and ``unique_read``: rows of
-        gathers by a GPU that read each distinct row once (4,096 rows and more of one drive, without a cache), and those of
-        them that were read."""
-        found: dict[str, int] = json.loads(self._native.stats())
+    def stats(self) -> dict[str, Any]:
+        """Counts since it was opened. C, Rust and ``nvme-gpu top`` call them by the same names.
+
+        Of the CPU's queues: ``commands`` sent, ``bytes`` moved, ``retries``, ``commands_under_way``, ``latency_us`` (a list:
+        element 0 counts commands below 1 us, element n those from 2^(n-1) to 2^n us) and ``latency_ns``, the sum.
+        ``rows_read``, ``rows_written``, ``failed_rows``, ``bytes_read``, ``bytes_written``: of gathers, scatters, reads and
+        writes that have ended, each launch of a graph included; failed rows are zero or NaN, and of bytes that a GPU moves
+        they are parts of 64 KiB. ``duplicates_saved``: rows that a gather of the CPU read once for several ids.
+        ``recoveries``: aborted commands and controller resets. ``waited_ns``: what threads waited. ``calls`` from Python
+        that use the device.
+
+        Of a GPU: ``owned_gathers`` and ``shared_gathers``: gathers whose blocks own their queues, and whose blocks share
+        them; ``begun_gathers``: those whose reads :meth:`Table.prefetch` submitted, and ``late_rows`` of them that
+        ``result`` had to read, since others held the queues; a launch of a graph is none of them, its capture is one.
+        ``launches_under_way``; ``launch_blocks`` and ``launch_registers``: what the last launch holds on the GPU.
+        ``unique_asked`` and ``unique_read``: rows of gathers that read each distinct row once (4,096 rows and more of one
+        drive, without a cache), and those of them that were read."""
+        found: dict[str, Any] = json.loads(self._native.stats())
         found["calls"] = self._native.calls
+        return found
+
+    def explain(self) -> list[dict[str, str | None]]:
+        """For each member of a stripe, or for the store, what moves the bytes ``now``, the next ``better`` way, and what
+        stands ``between``; both are None where there is no better way. ``nvme-gpu why`` says the same."""
+        found: list[dict[str, str | None]] = json.loads(self._native.explain())
         return found
 
     def read_into(self, buf: Any, offset: int = 0, *, stream: Any = None) -> Pending:
@@ -433,3 +447,10 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+
+
+def stats() -> list[dict[str, Any]]:
+    """Path and counts of each store that this process has open: :attr:`Store.path` and :meth:`Store.stats` in one dict, in
+    the order of their devices."""
+    found = [{**store.path, **store.stats()} for store in list(_OPEN) if not store.closed]
+    return sorted(found, key=lambda one: str(one["device"]))
