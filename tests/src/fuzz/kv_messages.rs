@@ -19,18 +19,14 @@ pub fn kv_messages(bytes: &[u8]) {
     }
 }
 
-fn refused(fault: MessageFault, message: &[u8]) {
-    match fault {
-        MessageFault::Version(found) => assert_ne!(found, VERSION),
-        MessageFault::Magic | MessageFault::Body => {}
-    }
-    assert!(decode::<Request>(&[message, &[0]].concat()).is_err());
+fn refused(fault: MessageFault) {
+    assert_ne!(fault, MessageFault::Version(VERSION));
 }
 
 fn request(message: &[u8]) {
     let (header, request) = match decode::<Request>(message) {
         Ok(decoded) => decoded,
-        Err(fault) => return refused(fault, message),
+        Err(fault) => return refused(fault),
     };
     // Numbers may have several encodings, and the shortest says the same.
     let again = encode(header, &request);
@@ -69,7 +65,7 @@ fn request(message: &[u8]) {
 fn reply(message: &[u8]) {
     let (header, reply) = match decode::<Reply>(message) {
         Ok(decoded) => decoded,
-        Err(fault) => return refused(fault, message),
+        Err(fault) => return refused(fault),
     };
     let again = encode(header, &reply);
     assert!(again.len() <= message.len());
