@@ -190,7 +190,7 @@ fn the_lowest_position_of_each_id_is_listed_and_the_others_get_its_row() {
             }
             let mut listed = world.listed();
             // Rows of one block are side by side.
-            let blocks: Vec<_> = listed.iter().map(|at| ids[*at as usize] * 8 >> 9).collect();
+            let blocks: Vec<_> = listed.iter().map(|at| ids[*at as usize] / 64).collect();
             let runs = 1 + blocks.windows(2).filter(|pair| pair[0] != pair[1]).count();
             assert!(runs < 40, "seed {seed}: {runs} runs of 10 blocks");
             listed.sort_unstable();

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{Drive, Job, dice, run_over, several_streams, text};
+use crate::gather::{Drive, Job, dice, run_over, several_streams};
 use crate::hazards::{Graph, OwnStream, current};
 use crate::limits::limit;
 use crate::report::{Outcome, Report};

@@ -105,6 +105,7 @@ fn rows_are_well() {
         "gather/fault",
         "gather/wide",
         "gather/scaled",
+        "gather/distinct/",
         "gather/beside/",
         "gather/graph/",
         "gather/context",
@@ -119,7 +120,7 @@ fn rows_are_well() {
         "ranges/",
         "graphs/",
     ];
-    all_pass("rows", 96, &chosen);
+    all_pass("rows", 105, &chosen);
 }
 
 #[test]
