@@ -42,6 +42,7 @@ const CHECK_SHIFT: u32 = 14;
 ///
 /// A writer takes a ticket after its write has ended, and raises every copy to it before it reports success. So whoever
 /// finds a number in a copy reads what all writes with tickets up to it have written, whichever copy it is.
+#[cfg(not(target_arch = "nvptx64"))]
 #[derive(Clone, Copy, Debug)]
 pub struct WriteCounts<'a>(&'a [AtomicU64]);
 
@@ -59,6 +60,7 @@ pub const fn write_copy(group: u32) -> usize {
     (1 + group as usize % WRITE_COPIES) * COPY_WORDS
 }
 
+#[cfg(not(target_arch = "nvptx64"))]
 impl<'a> WriteCounts<'a> {
     /// Makes the counts over their words, zeroed before their first use; `None` for fewer than [`WRITE_WORDS`].
     pub fn new(words: &'a [AtomicU64]) -> Option<Self> {
@@ -66,7 +68,6 @@ impl<'a> WriteCounts<'a> {
     }
 
     /// Counts a write that has ended, on the host.
-    #[cfg(not(target_arch = "nvptx64"))]
     pub fn ended(&self) {
         // Acquire and release: the ends of the writes with earlier tickets come before the copies that this one raises.
         let ticket = self.0[0].fetch_add(1, Order::AcqRel, Scope::Sys) + 1;

@@ -44,25 +44,20 @@ entry! {
 #[inline(always)]
 pub(super) unsafe fn gather<M: RowMap>(batched: &Batched, map: M) {
     // SAFETY: the caller keeps the conditions under `# Safety`.
-    unsafe { gather_by(batched, map, BatchWork::gather) }
+    if let Some((work, rows, id)) = unsafe { enter(batched, map) } {
+        work.gather(rows, id);
+    }
 }
 
-/// Gathers by `all`, which receives the work of the block, its first row and the number of its rows, and the id of the
-/// thread's row.
+/// Returns the work of the block at a station, its first row and the most of its rows, and the id of the thread's row.
 ///
 /// # Safety
 /// As [`gather`].
 #[inline(always)]
-pub(super) unsafe fn gather_by<'r, M: RowMap>(
-    batched: &'r Batched,
-    map: M,
-    all: impl FnOnce(BatchWork<'r, 'r, M>, (u64, u32), i64),
-) {
+pub(super) unsafe fn enter<M: RowMap>(batched: &Batched, map: M) -> Option<EnteredBlock<'_, M>> {
     let rows = &batched.gather;
     // SAFETY: the caller keeps the conditions under `# Safety`.
-    let Some(gate) = (unsafe { station::gate(rows) }) else {
-        return;
-    };
+    let gate = (unsafe { station::gate(rows) })?;
     let block = WholeBlock::here();
     let first = u64::from(arch::block()) * u64::from(batched.rows_of_block);
     // In flight together with the words of the gate.
@@ -79,8 +74,11 @@ pub(super) unsafe fn gather_by<'r, M: RowMap>(
     };
     let place = (rows, map);
     let work = BatchWork::new((place, block, gate), (station, queue), BatchOrigin::Own);
-    all(work, (first, batched.rows_of_block), id);
+    Some((work, (first, batched.rows_of_block), id))
 }
+
+/// The work of a block, its first row and the most of its rows, and the id of the thread's row.
+pub(super) type EnteredBlock<'r, M> = (BatchWork<'r, 'r, M>, (u64, u32), i64);
 
 /// Commands of the queue when its block begins to read.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -5,9 +5,10 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+use super::enter_warp;
 use super::failed::clear;
-use super::gather_with;
 use super::map::{OneRange, RowMap};
+use super::warp::GatherWarp;
 use crate::arch;
 use crate::copy::{self, CopyShape};
 use crate::distinct::DistinctLaunch;
@@ -16,7 +17,7 @@ use crate::extents::MappedLaunch;
 use crate::groups::WholeBlock;
 use crate::launch::{self, WarpFailures};
 use crate::launch_end;
-use crate::rows::{BLOCK_THREADS, code};
+use crate::rows::{BLOCK_THREADS, BLOCK_WARPS, code};
 use nvme_core::group::ThreadGroup;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 
@@ -378,17 +379,32 @@ unsafe fn gather_listed<M: RowMap>(distinct: &DistinctLaunch, map: M) {
     };
     let rows = &distinct.gather;
     // SAFETY: the caller keeps the conditions under `# Safety`.
-    unsafe {
-        gather_with(
-            rows,
-            map,
-            (None, None),
-            listed.into(),
-            |work, first, step| {
-                work.gather_listed(distinct.list, first, step);
-            },
-        );
-    }
+    let Some((inside, block, count)) = (unsafe { enter_warp(rows, listed.into()) }) else {
+        return;
+    };
+    let gate = inside.gate;
+    let mut work = GatherWarp {
+        rows,
+        gate: Some(gate),
+        queue: inside.queue,
+        cache: None,
+        ranges: None,
+        map,
+        count,
+        members: None,
+        cell: inside.cell,
+        slots: inside.slots,
+        ends: inside.ends,
+        has_lost: false,
+        failed: WarpFailures::default(),
+    };
+    work.gather_listed(
+        distinct.list,
+        arch::block() * BLOCK_WARPS + arch::thread() / 32,
+        arch::blocks() * BLOCK_WARPS,
+    );
+    let left = (&work.failed, work.has_lost);
+    launch::leave(rows, (&gate, inside.station), &block, left, || {});
 }
 
 /// # Safety

@@ -6,7 +6,7 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::batched::{BatchOrigin, BatchWork, command, load_id, row_of_thread};
+use super::batched::{BatchOrigin, BatchWork, EnteredBlock, command, load_id, row_of_thread};
 use super::map::{OneRange, RowMap};
 use crate::arch;
 use crate::gate::{AdmissionGate, GateEpoch};
@@ -137,23 +137,24 @@ pub(super) unsafe fn begin<M: RowMap>(halved: &HalvedGather, map: M) {
 #[inline(always)]
 pub(super) unsafe fn finish<M: RowMap>(halved: &HalvedGather, map: M) {
     // SAFETY: the caller keeps the conditions under `# Safety`.
-    unsafe { finish_by(halved, map, BatchWork::gather) }
+    if let Some((work, rows, id)) = unsafe { resume(halved, map) } {
+        work.gather(rows, id);
+    }
 }
 
-/// Finishes a gather by `all`, as `gather_by` calls it.
+/// Returns the work of the block at its station; `None` if its rows were dropped.
 ///
 /// # Safety
 /// As [`finish`].
 #[inline(always)]
-pub(super) unsafe fn finish_by<'r, M: RowMap>(
-    halved: &'r HalvedGather,
+pub(super) unsafe fn resume<M: RowMap>(
+    halved: &HalvedGather,
     map: M,
-    all: impl FnOnce(BatchWork<'r, 'r, M>, (u64, u32), i64),
-) {
+) -> Option<EnteredBlock<'_, M>> {
     let (batched, rows) = (&halved.batched, &halved.batched.gather);
     // SAFETY: the caller's, for the gate and the records.
     let (Some(gate), record) = (unsafe { (station::gate(rows), record(halved)) }) else {
-        return;
+        return None;
     };
     let block = WholeBlock::here();
     let first = u64::from(arch::block()) * u64::from(batched.rows_of_block);
@@ -185,7 +186,7 @@ pub(super) unsafe fn finish_by<'r, M: RowMap>(
     let work = BatchWork::new(((rows, map), block, gate), (station, queue), origin);
     if halved.is_dropped != 0 {
         work.drop_batch(deadline_ns);
-        return;
+        return None;
     }
     if origin == BatchOrigin::Own && block.leads() && station != NO_STATION {
         let left = rows.count.saturating_sub(first);
@@ -195,7 +196,7 @@ pub(super) unsafe fn finish_by<'r, M: RowMap>(
             left.min(batched.rows_of_block.into()) as u32,
         );
     }
-    all(work, (first, batched.rows_of_block), id);
+    Some((work, (first, batched.rows_of_block), id))
 }
 
 /// Takes the block's batch and passes the gate with its station, or with another one if there is none. Returns the

@@ -266,43 +266,7 @@ unsafe fn gather_some<M: RowMap>(
     count: u64,
 ) {
     // SAFETY: this function's caller vouches for the launch.
-    unsafe {
-        gather_with(rows, map, (cache, ranges), count, |work, first, step| {
-            work.gather_all(first, step);
-        });
-    }
-}
-
-/// Gathers by `all`, which receives the work of each warp, its number and the number of warps. The launch has `count`
-/// rows at most.
-///
-/// # Safety
-/// As [`gather_some`].
-#[inline(always)]
-unsafe fn gather_with<'r, M: RowMap>(
-    rows: &'r GatherLaunch,
-    map: M,
-    (cache, ranges): (Option<CacheOf<'r>>, Option<(RangeSplit, RangeSource)>),
-    count: u64,
-    all: impl FnOnce(&mut GatherWarp<'r, 'r, M>, u32, u32),
-) {
-    let block = WholeBlock::here();
-    let count = if count < rows.count {
-        count
-    } else {
-        rows.count
-    };
-    let lanes = rows.lanes.clamp(1, 32);
-    if u64::from(arch::block() * BLOCK_WARPS * lanes) >= count {
-        // A list may be much shorter than its limit, and passing the gate takes a block without rows tens of
-        // microseconds, so such a block skips it.
-        if block.leads() {
-            launch_end::end_block(rows, 0);
-        }
-        return;
-    }
-    // SAFETY: this function's caller vouches for the launch.
-    let Some(inside) = (unsafe { WarpContext::enter(rows, &block) }) else {
+    let Some((inside, block, count)) = (unsafe { enter_warp(rows, count) }) else {
         return;
     };
     let gate = inside.gate;
@@ -321,10 +285,42 @@ unsafe fn gather_with<'r, M: RowMap>(
         has_lost: false,
         failed: WarpFailures::default(),
     };
-    let warp = arch::block() * BLOCK_WARPS + arch::thread() / 32;
-    all(&mut work, warp, arch::blocks() * BLOCK_WARPS);
+    work.gather_all(
+        arch::block() * BLOCK_WARPS + arch::thread() / 32,
+        arch::blocks() * BLOCK_WARPS,
+    );
     let left = (&work.failed, work.has_lost);
     launch::leave(rows, (&gate, inside.station), &block, left, || {});
+}
+
+/// Takes a station for the block; returns it, the block, and the number of the launch's rows, `count` at most. Returns
+/// `None` if there are none for the block, which has ended then.
+///
+/// # Safety
+/// As [`gather_some`].
+#[inline(always)]
+unsafe fn enter_warp(
+    rows: &GatherLaunch,
+    count: u64,
+) -> Option<(WarpContext<'_>, WholeBlock, u64)> {
+    let block = WholeBlock::here();
+    let count = if count < rows.count {
+        count
+    } else {
+        rows.count
+    };
+    let lanes = rows.lanes.clamp(1, 32);
+    if u64::from(arch::block() * BLOCK_WARPS * lanes) >= count {
+        // A list may be much shorter than its limit, and passing the gate takes a block without rows tens of
+        // microseconds, so such a block skips it.
+        if block.leads() {
+            launch_end::end_block(rows, 0);
+        }
+        return None;
+    }
+    // SAFETY: this function's caller vouches for the launch.
+    let inside = (unsafe { WarpContext::enter(rows, &block) })?;
+    Some((inside, block, count))
 }
 
 #[inline(always)]

@@ -5,8 +5,8 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::batched::{BatchWork, NOWHERE, UnitSteps, gather_by};
-use super::halves::finish_by;
+use super::batched::{BatchWork, NOWHERE, UnitSteps, enter};
+use super::halves::resume;
 use super::map::{OneRange, RowMap};
 use crate::arch;
 use crate::extents::MappedLaunch;
@@ -24,7 +24,9 @@ entry! {
     pub unsafe fn nvme_gather_batched_wide(widened: WidenedLaunch<Batched>) {
         let widening = UnitWidening::new(&widened.widening);
         // SAFETY: the caller keeps the conditions under `# Safety`.
-        unsafe { gather_by(&widened.launch, OneRange, |work, rows, id| work.gather_wide(rows, id, &widening)) }
+        if let Some((work, rows, id)) = unsafe { enter(&widened.launch, OneRange) } {
+            work.gather_wide(rows, id, &widening);
+        }
     }
 }
 
@@ -37,7 +39,9 @@ entry! {
     pub unsafe fn nvme_finish_batched_wide(widened: WidenedLaunch<HalvedGather>) {
         let widening = UnitWidening::new(&widened.widening);
         // SAFETY: the caller keeps the conditions under `# Safety`.
-        unsafe { finish_by(&widened.launch, OneRange, |work, rows, id| work.gather_wide(rows, id, &widening)) }
+        if let Some((work, rows, id)) = unsafe { resume(&widened.launch, OneRange) } {
+            work.gather_wide(rows, id, &widening);
+        }
     }
 }
 
@@ -51,7 +55,9 @@ entry! {
         let widened = &mapped.launch;
         let widening = UnitWidening::new(&widened.widening);
         // SAFETY: the caller keeps the conditions under `# Safety`.
-        unsafe { gather_by(&widened.launch, mapped.map, |work, rows, id| work.gather_wide(rows, id, &widening)) }
+        if let Some((work, rows, id)) = unsafe { enter(&widened.launch, mapped.map) } {
+            work.gather_wide(rows, id, &widening);
+        }
     }
 }
 
@@ -65,7 +71,9 @@ entry! {
         let widened = &mapped.launch;
         let widening = UnitWidening::new(&widened.widening);
         // SAFETY: the caller keeps the conditions under `# Safety`.
-        unsafe { finish_by(&widened.launch, mapped.map, |work, rows, id| work.gather_wide(rows, id, &widening)) }
+        if let Some((work, rows, id)) = unsafe { resume(&widened.launch, mapped.map) } {
+            work.gather_wide(rows, id, &widening);
+        }
     }
 }
 

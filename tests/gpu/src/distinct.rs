@@ -31,7 +31,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
         ("dead-cfs", "cfs@op=read,nth=40"),
     ] {
         report.test(&format!("gather/distinct/fault/{name}"), |_| {
-            crate::gather::faults(bench, (name, fault), LEAST + 100)
+            crate::gather::faults(bench, (name, fault), LEAST + 100, None)
         });
     }
 }
