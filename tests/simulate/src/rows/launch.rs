@@ -132,6 +132,11 @@ impl Launch {
         })
     }
 
+    /// Returns true if an earlier row of the launch is the same one, and both have `code`: it was read once.
+    fn is_again(&self, index: usize, code: i32) -> bool {
+        (0..index).any(|at| self.ids[at] == self.ids[index] && self.code(at) == Some(code))
+    }
+
     pub fn codes(&self) -> impl Iterator<Item = Option<i32>> {
         (0..self.codes.len()).map(|index| self.code(index))
     }
@@ -423,7 +428,11 @@ impl World<'_> {
             1.. => {
                 // Neighbours of a scatter that were one command keep its status if a recovery has closed the gate
                 // before they were sent again one by one.
-                let is_shared = launch.work == Work::Scatter && launch.is_neighbour(row, code);
+                let is_shared = match launch.work {
+                    Work::Scatter => launch.is_neighbour(row, code),
+                    Work::BatchedCached => launch.is_again(row, code),
+                    _ => false,
+                };
                 if !is_shared {
                     self.statuses = self.statuses.checked_sub(1).ok_or_else(|| {
                         format!("row {row} has the status {code:#x}, and no command of it failed")
