@@ -18,9 +18,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Show what the stores of running programs do: rates, latencies, recoveries, and what moves their bytes
 ///
-/// Every store publishes its counters unless NVME_GPU_COUNTERS is `off`; a program needs nothing for it. Shows programs
-/// of the same user, root those of all. Keys: q ends, the arrows choose a store, whose path is shown below, s changes the
-/// order.
+/// Every open store publishes its counters unless NVME_GPU_COUNTERS is `off`. Root sees those of all users. Keys: q, the
+/// arrows, and s for the order.
 #[derive(Args)]
 pub struct TopCommand {
     /// Print the table once, after one interval

@@ -76,7 +76,7 @@ pub fn cells(store: &StoreRates) -> [String; HEADINGS.len()] {
         visible::line(&store.program),
         visible::line(&path.device),
         path.tier.map_or("cpu".to_owned(), |tier| format!("{tier}")),
-        units::count(store.rows_per_s()),
+        short(store.rows_per_s()),
         rate(store.read_per_s()),
         rate(store.written_per_s()),
         stats
@@ -92,7 +92,12 @@ pub fn cells(store: &StoreRates) -> [String; HEADINGS.len()] {
 }
 
 fn rate(bytes_per_s: f64) -> String {
-    format!("{}B", units::count(bytes_per_s))
+    format!("{}B", short(bytes_per_s))
+}
+
+/// Returns a number with its unit behind it, as one word.
+fn short(number: f64) -> String {
+    units::count(number).replace(' ', "")
 }
 
 fn latency(us: Option<u64>) -> String {

@@ -263,7 +263,7 @@ fn every_result_follows_the_schema() {
         ),
         ("doctor", &["doctor"]),
         ("topology", &["topology"]),
-        ("top", &["top", "--json", "--interval", "10ms"]),
+        ("top", &["top", "--interval", "10ms"]),
         ("why", &["why", "sim:mem"]),
         ("list", &["list"]),
     ];
