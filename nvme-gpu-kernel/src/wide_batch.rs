@@ -42,6 +42,14 @@ pub const fn is_plain(format: Format) -> bool {
     format.block_bytes() <= 2
 }
 
+/// Returns the elements of a block of a format that [`is_plain`], and log2 of its bytes. Without a match, of which the
+/// compiler would make a table in memory.
+#[inline(always)]
+pub fn plain_block(format: Format) -> (u32, u32) {
+    let is_half = (format == Format::F16) | (format == Format::Bf16);
+    (1 + u32::from(format == Format::F4E2M1), u32::from(is_half))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +65,10 @@ mod tests {
             Format::F4E2M1,
         ];
         assert_eq!(plain, wanted);
+        for format in plain {
+            let (elements, shift) = plain_block(format);
+            assert_eq!(elements, format.block_elements(), "{format:?}");
+            assert_eq!(1 << shift, format.block_bytes(), "{format:?}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use super::map::{OneRange, RowMap};
 use crate::arch;
 use crate::extents::MappedLaunch;
 use crate::rows::{Batched, GatherLaunch, HalvedGather, STATION_BYTES, failed_byte};
-use crate::wide_batch::{BatchWidening, WidenedLaunch};
+use crate::wide_batch::{BatchWidening, WidenedLaunch, plain_block};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_formats::{Format, WideFormat, value};
 
@@ -151,9 +151,9 @@ impl<'w> UnitWidening<'w> {
         if row >= count {
             return;
         }
-        let (of_block, block_bytes) = (self.format.block_elements(), self.format.block_bytes());
-        let begin = byte / block_bytes * of_block;
-        let elements = (1 << rows.unit_shift) / block_bytes * of_block;
+        let (of_block, byte_shift) = plain_block(self.format);
+        let begin = (byte >> byte_shift) * of_block;
+        let elements = (1 << rows.unit_shift >> byte_shift) * of_block;
         let index = first + u64::from(row);
         let (scales, scales_it) = self.scales_of(rows, index);
         let to = self.widening.out + index * rows.out_stride;
