@@ -197,7 +197,7 @@ impl<'a> AdmissionGate<'a> {
     /// Closes the gate, on the host. Groups inside leave when they see it, or when their commands end.
     pub fn close(&self) {
         self.turn((OPEN, CLOSED), 0, Order::Relaxed);
-        // Also if another thread has closed the gate: it may not have come to the copies yet.
+        // Also if another thread has closed the gate: it may not have raised the copies yet.
         self.raise_copies(Order::Relaxed);
         fence_seq_cst(Scope::Sys);
     }

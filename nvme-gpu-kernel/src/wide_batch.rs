@@ -36,14 +36,14 @@ pub struct WidenedLaunch<T> {
     pub widening: BatchWidening,
 }
 
-/// True if each 4 bytes of a row are elements that can be decoded alone. Blocks with scales of their own are converted by
+/// True if each 4 bytes of a row are elements that can be decoded alone. Blocks with scales inside are converted by
 /// a launch after the gather.
 pub const fn is_plain(format: Format) -> bool {
     format.block_bytes() <= 2
 }
 
-/// Returns the elements of a block of a format that [`is_plain`], and log2 of its bytes. Without a match, of which the
-/// compiler would make a table in memory.
+/// Returns the elements of a block of a format that [`is_plain`], and log2 of its bytes. Without a match, since the
+/// compiler would make a table in memory of it.
 #[inline(always)]
 pub fn plain_block(format: Format) -> (u32, u32) {
     let is_half = (format == Format::F16) | (format == Format::Bf16);

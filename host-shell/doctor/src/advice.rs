@@ -10,7 +10,7 @@ use std::fmt;
 
 /// Facts about an open device of a store.
 #[derive(Clone, Copy, Debug)]
-pub struct PathFacts<'a> {
+pub struct AdviceFacts<'a> {
     /// Name of the device, as the user wrote it.
     pub device: &'a str,
     /// Mover of the data, in words.
@@ -50,7 +50,7 @@ impl fmt::Display for PathAdvice {
 }
 
 /// Returns what moves the bytes now and what would be better. Reads files of the system, and changes nothing.
-pub fn advise(host: &SysfsHost, facts: &PathFacts<'_>) -> PathAdvice {
+pub fn advise(host: &SysfsHost, facts: &AdviceFacts<'_>) -> PathAdvice {
     let now = match facts.tier.and_then(|tier| u8::try_from(tier).ok()) {
         Some(tier) => format!("{}; tier {tier}: {}", facts.path, meaning(tier)),
         None => facts.path.to_owned(),
@@ -101,7 +101,7 @@ fn controller_of(host: &SysfsHost, (major, minor): (u32, u32)) -> Option<String>
 }
 
 /// Returns the way above CPU threads that drive a controller, and what stands between.
-fn above_cpu(host: &SysfsHost, facts: &PathFacts<'_>) -> (String, String) {
+fn above_cpu(host: &SysfsHost, facts: &AdviceFacts<'_>) -> (String, String) {
     let better = format!("tier 0 or above: {}", meaning(0));
     let between = if facts.has_gpu {
         facts.why.to_owned()
@@ -116,7 +116,7 @@ fn above_cpu(host: &SysfsHost, facts: &PathFacts<'_>) -> (String, String) {
 }
 
 /// Returns the tier above `tier`, and what stands between; `None` above the highest.
-fn above_tier(host: &SysfsHost, facts: &PathFacts<'_>, tier: u32) -> Option<(String, String)> {
+fn above_tier(host: &SysfsHost, facts: &AdviceFacts<'_>, tier: u32) -> Option<(String, String)> {
     let next = u8::try_from(tier + 1).ok().filter(|next| *next <= 3)?;
     let better = format!("tier {next}: {}", meaning(next));
     if next == 3 {
@@ -158,8 +158,8 @@ mod tests {
     const SSD: &str = "0000:02:00.0";
     const GPU: &str = "0000:03:00.0";
 
-    fn facts<'a>(device: &'a str, tier: Option<u32>) -> PathFacts<'a> {
-        PathFacts {
+    fn facts<'a>(device: &'a str, tier: Option<u32>) -> AdviceFacts<'a> {
+        AdviceFacts {
             device,
             path: "8 queues",
             why: "a host thread passes doorbells on (refused)",
@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    fn between(tree: &Tree, facts: &PathFacts<'_>) -> String {
+    fn between(tree: &Tree, facts: &AdviceFacts<'_>) -> String {
         advise(&tree.host(), facts).between.unwrap_or_default()
     }
 
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn above_a_file_is_its_drive_and_what_keeps_it_is_named() {
         let tree = drive();
-        let file = PathFacts {
+        let file = AdviceFacts {
             disk: Some((259, 1)),
             ..facts("file:/data/table", None)
         };
@@ -214,7 +214,7 @@ mod tests {
         let version = "NVRM version: NVIDIA UNIX x86_64  535.1.1\n";
         tree.file("proc/driver/nvidia/version", version);
         assert!(between(&tree, &drive).starts_with("no GPU was asked for"));
-        let refused = PathFacts {
+        let refused = AdviceFacts {
             has_gpu: true,
             ..drive
         };

@@ -1,4 +1,4 @@
-//! Events of the libraries for programs in other languages. Rust programs install a subscriber of `tracing` of their own.
+//! Events of the libraries for programs in other languages. Rust programs install a subscriber of `tracing`.
 //!
 //! The libraries report bring-ups, resets, aborted and slow commands with the target `nvme_gpu`; nothing is reported for
 //! each command.
@@ -56,7 +56,7 @@ static SINK: RwLock<Option<(LogLevel, LogSink)>> = RwLock::new(None);
 /// The function is called with locks held: it must not use this library.
 ///
 /// # Errors
-/// [`Error::Usage`] if the program has a subscriber of `tracing` of its own, which receives the events.
+/// [`Error::Usage`] if the program has a subscriber of `tracing`, which receives the events.
 pub fn set_log(sink: Option<(LogLevel, LogSink)>) -> Result<()> {
     static IS_INSTALLED: RwLock<bool> = RwLock::new(false);
     let mut is_installed = IS_INSTALLED.write().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,8 @@
 //! The client's side: connections to the owner, each for one request at a time.
 
 use crate::message::{
-    AreaHello, MOST_KEYS, MessageFault, MessageHeader, OwnerWelcome, PageOffer, RemoteError,
-    RemoteLoad, RemoteStore, Reply, Request, VERSION, decode, encode,
+    AreaHello, MOST_KEYS, MessageFault, OwnerWelcome, PacketHeader, PageOffer, PageReply,
+    PageRequest, RemoteError, RemoteLoad, RemoteStore, VERSION, decode, encode,
 };
 use crate::server::protocol;
 use crate::socket::{MessageSocket, SocketFault};
@@ -22,7 +22,7 @@ const UNPIN_TIME: Duration = Duration::from_secs(1);
 
 /// Reason why a request has no result.
 #[derive(Debug)]
-pub(crate) enum RequestFault {
+pub(crate) enum CallFault {
     /// The owner answered with an error, or the answer cannot be used.
     Answered(KvError),
     /// The owner has ended, or none listens: another one may be there.
@@ -31,7 +31,7 @@ pub(crate) enum RequestFault {
     TimedOut,
 }
 
-impl From<KvError> for RequestFault {
+impl From<KvError> for CallFault {
     fn from(error: KvError) -> Self {
         Self::Answered(error)
     }
@@ -55,18 +55,18 @@ impl OwnerConnection {
         path: &Path,
         hello: &AreaHello,
         deadline: Instant,
-    ) -> Result<(Self, OwnerWelcome), RequestFault> {
+    ) -> Result<(Self, OwnerWelcome), CallFault> {
         let socket = MessageSocket::connect(path, deadline).map_err(fault_of)?;
-        let header = MessageHeader {
+        let header = PacketHeader {
             epoch: 0,
             sequence: 0,
         };
-        let bytes = encode(header, &Request::Hello(hello.clone()));
+        let bytes = encode(header, &PageRequest::Hello(hello.clone()));
         socket.send(&bytes, None, deadline).map_err(fault_of)?;
         let message = socket.receive(deadline).map_err(fault_of)?;
-        let (header, reply) = decode::<Reply>(&message.bytes).map_err(unreadable)?;
+        let (header, reply) = decode::<PageReply>(&message.bytes).map_err(unreadable)?;
         match (reply, message.file) {
-            (Reply::Welcome(welcome), Some(file)) if welcome.epoch == header.epoch => {
+            (PageReply::Welcome(welcome), Some(file)) if welcome.epoch == header.epoch => {
                 let window = PageWindow::received(file, welcome.page_bytes, welcome.window_pages)?;
                 let connection = Self {
                     socket,
@@ -77,46 +77,47 @@ impl OwnerConnection {
                 };
                 Ok((connection, welcome))
             }
-            (Reply::Refused(error), _) => Err(error.to_error().into()),
+            (PageReply::Refused(error), _) => Err(error.to_error().into()),
             _ => Err(protocol("the owner's greeting has no window").into()),
         }
     }
 
     /// Sends a request, and returns its reply.
-    fn request(&mut self, request: &Request, deadline: Instant) -> Result<Reply, RequestFault> {
+    fn request(
+        &mut self,
+        request: &PageRequest,
+        deadline: Instant,
+    ) -> Result<PageReply, CallFault> {
         self.sequence += 1;
-        let header = MessageHeader {
+        let header = PacketHeader {
             epoch: self.epoch,
             sequence: self.sequence,
         };
         let bytes = encode(header, request);
         self.socket.send(&bytes, None, deadline).map_err(fault_of)?;
         let message = self.socket.receive(deadline).map_err(fault_of)?;
-        match decode::<Reply>(&message.bytes).map_err(unreadable)? {
+        match decode::<PageReply>(&message.bytes).map_err(unreadable)? {
             (of, reply) if of == header => Ok(reply),
-            (_, Reply::Refused(error)) => Err(error.to_error().into()),
+            (_, PageReply::Refused(error)) => Err(error.to_error().into()),
             _ => Err(protocol("the owner answers another request").into()),
         }
     }
 }
 
-fn fault_of(fault: SocketFault) -> RequestFault {
+fn fault_of(fault: SocketFault) -> CallFault {
     match fault {
-        SocketFault::Closed => RequestFault::OwnerEnded,
-        SocketFault::TimedOut => RequestFault::TimedOut,
-        SocketFault::Garbage(_) | SocketFault::Failed(_) => {
-            RequestFault::Answered(KvError::Owner {
-                code: "system",
-                cause: format!("the connection to the owner of the page store failed: {fault}"),
-                remedy: "start the processes that share it as one user, in one container"
-                    .to_owned(),
-            })
-        }
+        SocketFault::Closed => CallFault::OwnerEnded,
+        SocketFault::TimedOut => CallFault::TimedOut,
+        SocketFault::Garbage(_) | SocketFault::Failed(_) => CallFault::Answered(KvError::Owner {
+            code: "system",
+            cause: format!("the connection to the owner of the page store failed: {fault}"),
+            remedy: "start the processes that share it as one user, in one container".to_owned(),
+        }),
     }
 }
 
-fn unreadable(fault: MessageFault) -> RequestFault {
-    RequestFault::Answered(match fault {
+fn unreadable(fault: MessageFault) -> CallFault {
+    CallFault::Answered(match fault {
         MessageFault::Version(found) => KvError::Owner {
             code: "mismatch",
             cause: format!(
@@ -148,7 +149,7 @@ struct TransferPool {
 
 impl OwnerSession {
     /// Connects to the owner that listens at `path`.
-    pub fn open(path: &Path, hello: &AreaHello, deadline: Instant) -> Result<Self, RequestFault> {
+    pub fn open(path: &Path, hello: &AreaHello, deadline: Instant) -> Result<Self, CallFault> {
         let (control, welcome) = OwnerConnection::open(path, hello, deadline)?;
         Ok(Self {
             path: path.to_owned(),
@@ -166,20 +167,24 @@ impl OwnerSession {
         self.has_ended.load(Ordering::SeqCst)
     }
 
-    fn noted<T>(&self, result: Result<T, RequestFault>) -> Result<T, RequestFault> {
-        if matches!(result, Err(RequestFault::OwnerEnded)) {
+    fn noted<T>(&self, result: Result<T, CallFault>) -> Result<T, CallFault> {
+        if matches!(result, Err(CallFault::OwnerEnded)) {
             self.has_ended.store(true, Ordering::SeqCst);
         }
         result
     }
 
     /// Makes a request that needs only the owner's memory.
-    fn ask(&self, request: &Request, deadline: Instant) -> Result<Reply, RequestFault> {
+    fn ask(&self, request: &PageRequest, deadline: Instant) -> Result<PageReply, CallFault> {
         self.ask_by(request, deadline).map(|(_, reply)| reply)
     }
 
     /// Makes a request as [`ask`](Self::ask), and returns the number of the connection too.
-    fn ask_by(&self, request: &Request, deadline: Instant) -> Result<(u64, Reply), RequestFault> {
+    fn ask_by(
+        &self,
+        request: &PageRequest,
+        deadline: Instant,
+    ) -> Result<(u64, PageReply), CallFault> {
         let mut control = lock(&self.control);
         let result = match control.as_mut() {
             Some(connection) => connection.request(request, deadline),
@@ -187,7 +192,7 @@ impl OwnerSession {
             None => OwnerConnection::open(&self.path, &self.hello, deadline).and_then(|opened| {
                 let (connection, welcome) = opened;
                 if welcome.epoch != self.welcome.epoch {
-                    return Err(RequestFault::OwnerEnded);
+                    return Err(CallFault::OwnerEnded);
                 }
                 control.insert(connection).request(request, deadline)
             }),
@@ -204,13 +209,13 @@ impl OwnerSession {
     fn with_transfer<T>(
         &self,
         deadline: Instant,
-        transfer: impl FnOnce(&mut OwnerConnection) -> Result<T, RequestFault>,
-    ) -> Result<T, RequestFault> {
+        transfer: impl FnOnce(&mut OwnerConnection) -> Result<T, CallFault>,
+    ) -> Result<T, CallFault> {
         let mut pool = lock(&self.transfers);
         while pool.free.is_empty() && pool.in_use >= MOST_TRANSFERS {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(RequestFault::TimedOut);
+                return Err(CallFault::TimedOut);
             }
             let waited = self.returned.wait_timeout(pool, left);
             pool = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -227,9 +232,7 @@ impl OwnerSession {
             None => OwnerConnection::open(&self.path, &self.hello, deadline).and_then(|opened| {
                 let (connection, welcome) = opened;
                 let is_same = welcome.epoch == self.welcome.epoch;
-                is_same
-                    .then_some(connection)
-                    .ok_or(RequestFault::OwnerEnded)
+                is_same.then_some(connection).ok_or(CallFault::OwnerEnded)
             }),
         };
         let result = result.and_then(|mut connection| {
@@ -245,11 +248,11 @@ impl OwnerSession {
         &self,
         keys: &[PageKey],
         deadline: Instant,
-    ) -> Result<Vec<Option<u32>>, RequestFault> {
+    ) -> Result<Vec<Option<u32>>, CallFault> {
         let mut lengths = Vec::with_capacity(keys.len());
         for keys in keys.chunks(MOST_KEYS) {
-            match self.ask(&Request::Lengths(bytes_of(keys)), deadline)? {
-                Reply::Lengths(found) if found.len() == keys.len() => {
+            match self.ask(&PageRequest::Lengths(bytes_of(keys)), deadline)? {
+                PageReply::Lengths(found) if found.len() == keys.len() => {
                     lengths.extend(
                         found
                             .into_iter()
@@ -263,9 +266,9 @@ impl OwnerSession {
     }
 
     /// Counts pages as used: the last of `keys` makes room first.
-    pub fn touch(&self, keys: &[PageKey], deadline: Instant) -> Result<(), RequestFault> {
+    pub fn touch(&self, keys: &[PageKey], deadline: Instant) -> Result<(), CallFault> {
         for keys in keys.rchunks(MOST_KEYS) {
-            done(self.ask(&Request::Touch(bytes_of(keys)), deadline)?)?;
+            done(self.ask(&PageRequest::Touch(bytes_of(keys)), deadline)?)?;
         }
         Ok(())
     }
@@ -275,15 +278,15 @@ impl OwnerSession {
         self: &Arc<Self>,
         keys: &[PageKey],
         deadline: Instant,
-    ) -> Result<RemotePins, RequestFault> {
+    ) -> Result<RemotePins, CallFault> {
         let mut pins = RemotePins {
             session: Arc::clone(self),
             pins: Vec::new(),
             pages: 0,
         };
         for keys in keys.chunks(MOST_KEYS) {
-            match self.ask_by(&Request::Pin(bytes_of(keys)), deadline)? {
-                (serial, Reply::Pinned { pin, pages }) if pages as usize <= keys.len() => {
+            match self.ask_by(&PageRequest::Pin(bytes_of(keys)), deadline)? {
+                (serial, PageReply::Pinned { pin, pages }) if pages as usize <= keys.len() => {
                     pins.pins.push((serial, pin));
                     pins.pages += pages as usize;
                     if (pages as usize) < keys.len() {
@@ -302,13 +305,13 @@ impl OwnerSession {
         &self,
         pages: &mut [(PageKey, &mut [u8])],
         deadline: Instant,
-    ) -> Result<Vec<nvme_kv::Result<usize>>, RequestFault> {
+    ) -> Result<Vec<nvme_kv::Result<usize>>, CallFault> {
         let mut results = Vec::with_capacity(pages.len());
         for pages in pages.chunks_mut(self.welcome.window_pages.max(1) as usize) {
             let loaded = self.with_transfer(deadline, |connection| {
                 let keys = pages.iter().map(|(key, _)| *key.as_bytes()).collect();
-                match connection.request(&Request::Load(keys), deadline)? {
-                    Reply::Loaded(outcomes, errors) if outcomes.len() == pages.len() => {
+                match connection.request(&PageRequest::Load(keys), deadline)? {
+                    PageReply::Loaded(outcomes, errors) if outcomes.len() == pages.len() => {
                         Ok(take_all(connection, pages, &outcomes, &errors))
                     }
                     reply => Err(refusal_of(reply)),
@@ -324,7 +327,7 @@ impl OwnerSession {
         &self,
         pages: &[(PageKey, &[u8])],
         deadline: Instant,
-    ) -> Result<Vec<nvme_kv::Result<StoreOutcome>>, RequestFault> {
+    ) -> Result<Vec<nvme_kv::Result<StoreOutcome>>, CallFault> {
         let mut results = Vec::with_capacity(pages.len());
         for pages in pages.chunks(self.welcome.window_pages.max(1) as usize) {
             let most = self.welcome.page_bytes as usize;
@@ -340,8 +343,8 @@ impl OwnerSession {
                         checksum: payload_checksum(page),
                     });
                 }
-                match connection.request(&Request::Store(offers), deadline)? {
-                    Reply::Stored(outcomes, errors) if outcomes.len() == chosen.len() => {
+                match connection.request(&PageRequest::Store(offers), deadline)? {
+                    PageReply::Stored(outcomes, errors) if outcomes.len() == chosen.len() => {
                         let of = |outcome: RemoteStore| outcome_of(outcome, &errors);
                         Ok(outcomes.into_iter().map(of).collect::<Vec<_>>())
                     }
@@ -364,12 +367,12 @@ impl OwnerSession {
     }
 
     /// Removes pages; returns the number of those that were there.
-    pub fn remove(&self, keys: &[PageKey], deadline: Instant) -> Result<usize, RequestFault> {
+    pub fn remove(&self, keys: &[PageKey], deadline: Instant) -> Result<usize, CallFault> {
         let mut removed = 0;
         for keys in keys.chunks(MOST_KEYS) {
-            let request = Request::Remove(bytes_of(keys));
+            let request = PageRequest::Remove(bytes_of(keys));
             match self.with_transfer(deadline, |one| one.request(&request, deadline))? {
-                Reply::Removed(count) => removed += count as usize,
+                PageReply::Removed(count) => removed += count as usize,
                 reply => return Err(refusal_of(reply)),
             }
         }
@@ -377,19 +380,21 @@ impl OwnerSession {
     }
 
     /// Removes all pages.
-    pub fn clear(&self, deadline: Instant) -> Result<(), RequestFault> {
-        done(self.with_transfer(deadline, |one| one.request(&Request::Clear, deadline))?)
+    pub fn clear(&self, deadline: Instant) -> Result<(), CallFault> {
+        done(self.with_transfer(deadline, |one| one.request(&PageRequest::Clear, deadline))?)
     }
 
     /// Lets the owner write a checkpoint.
-    pub fn checkpoint(&self, deadline: Instant) -> Result<(), RequestFault> {
-        done(self.with_transfer(deadline, |one| one.request(&Request::Checkpoint, deadline))?)
+    pub fn checkpoint(&self, deadline: Instant) -> Result<(), CallFault> {
+        done(self.with_transfer(deadline, |one| {
+            one.request(&PageRequest::Checkpoint, deadline)
+        })?)
     }
 
     /// Returns the owner's counts.
-    pub fn stats(&self, deadline: Instant) -> Result<KvStats, RequestFault> {
-        match self.ask(&Request::Stats, deadline)? {
-            Reply::Stats(stats) => Ok(stats.into()),
+    pub fn stats(&self, deadline: Instant) -> Result<KvStats, CallFault> {
+        match self.ask(&PageRequest::Stats, deadline)? {
+            PageReply::Stats(stats) => Ok(stats.into()),
             _ => Err(unexpected()),
         }
     }
@@ -434,7 +439,10 @@ impl Drop for RemotePins {
             let Some(connection) = control.as_mut().filter(|one| one.serial == serial) else {
                 continue;
             };
-            if connection.request(&Request::Unpin(pin), deadline).is_err() {
+            if connection
+                .request(&PageRequest::Unpin(pin), deadline)
+                .is_err()
+            {
                 *control = None;
             }
         }
@@ -445,25 +453,25 @@ fn bytes_of(keys: &[PageKey]) -> Vec<[u8; PageKey::BYTES]> {
     keys.iter().map(|key| *key.as_bytes()).collect()
 }
 
-fn done(reply: Reply) -> Result<(), RequestFault> {
+fn done(reply: PageReply) -> Result<(), CallFault> {
     match reply {
-        Reply::Done => Ok(()),
+        PageReply::Done => Ok(()),
         reply => Err(refusal_of(reply)),
     }
 }
 
-fn unexpected() -> RequestFault {
+fn unexpected() -> CallFault {
     protocol("the owner's reply is not one to this request").into()
 }
 
-fn unrefused(reply: Reply) -> Result<Reply, RequestFault> {
+fn unrefused(reply: PageReply) -> Result<PageReply, CallFault> {
     match reply {
-        Reply::Refused(error) => Err(error.to_error().into()),
+        PageReply::Refused(error) => Err(error.to_error().into()),
         reply => Ok(reply),
     }
 }
 
-fn refusal_of(reply: Reply) -> RequestFault {
+fn refusal_of(reply: PageReply) -> CallFault {
     unrefused(reply).map_or_else(|fault| fault, |_| unexpected())
 }
 

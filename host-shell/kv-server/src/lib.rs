@@ -1,10 +1,10 @@
 //! One area of key and value pages for several processes of a machine, as the ranks of an inference server.
 //!
-//! [`SharedPages`] has the calls of [`nvme_kv::PageStore`]. The process that opens an area first owns it: it holds the
+//! [`SharedPageStore`] has the calls of [`nvme_kv::PageStore`]. The process that opens an area first owns it: it holds the
 //! area's lock, opens the device and listens on a socket. Others are its clients. An owner that ends is replaced by
 //! the client that calls next, which recovers the store as after a crash.
 //!
-//! - [`SharedPages`]: the store of a process, whichever role it has.
+//! - [`SharedPageStore`]: the store of a process, whichever role it has.
 //! - [`message`]: requests and replies, with their limits.
 //!
 //! Here belongs what processes say to each other. Pages, their checks and their journal are in `nvme-kv`.
@@ -18,4 +18,4 @@ mod shared;
 mod socket;
 mod window;
 
-pub use shared::{SharedPages, SharedPins, SharedRequest};
+pub use shared::{SharedPageStore, SharedPins, SharedRequest};

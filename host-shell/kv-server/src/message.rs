@@ -1,6 +1,6 @@
 //! Messages between the owner of an area and its clients: one request, one reply, each in one datagram.
 //!
-//! A message is [`MAGIC`], then a [`MessageHeader`] and the body, encoded by `postcard`. Nothing in a message is
+//! A message is [`MAGIC`], then a [`PacketHeader`] and the body, encoded by `postcard`. Nothing in a message is
 //! trusted: its length, its numbers and the order of messages are checked by the side that receives it.
 
 use nvme_kv::{AreaLayout, KvError, KvStats, PageFault, PageKey, RecoveryReport};
@@ -44,8 +44,8 @@ pub type KeyBytes = [u8; PageKey::BYTES];
 
 /// The first part of each message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MessageHeader {
-    /// Number of the owner's opening; 0 in [`Request::Hello`]. An owner answers only requests of its own opening.
+pub struct PacketHeader {
+    /// Number of the owner's opening; 0 in [`PageRequest::Hello`]. An owner answers only requests of this opening.
     pub epoch: u32,
     /// Number of the request on its connection; the reply repeats it.
     pub sequence: u64,
@@ -53,7 +53,7 @@ pub struct MessageHeader {
 
 /// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Request {
+pub enum PageRequest {
     /// The first request: the pages that the client asks for.
     Hello(AreaHello),
     /// Lengths of the pages of these keys.
@@ -102,8 +102,8 @@ pub struct PageOffer {
 
 /// A reply of the owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Reply {
-    /// To [`Request::Hello`]; the descriptor of the window comes with it.
+pub enum PageReply {
+    /// To [`PageRequest::Hello`]; the descriptor of the window comes with it.
     Welcome(OwnerWelcome),
     /// The request is not obeyed.
     Refused(RemoteError),
@@ -380,7 +380,7 @@ pub enum MessageFault {
 }
 
 /// Encodes a message.
-pub fn encode<T: Serialize>(header: MessageHeader, body: &T) -> Vec<u8> {
+pub fn encode<T: Serialize>(header: PacketHeader, body: &T) -> Vec<u8> {
     let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes()].concat();
     // Writing to memory does not fail.
     bytes = postcard::to_extend(&(header, body), bytes).unwrap_or_default();
@@ -391,7 +391,7 @@ pub fn encode<T: Serialize>(header: MessageHeader, body: &T) -> Vec<u8> {
 ///
 /// # Errors
 /// The rule that the bytes break.
-pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<(MessageHeader, T), MessageFault> {
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<(PacketHeader, T), MessageFault> {
     let (magic, rest) = bytes.split_first_chunk().ok_or(MessageFault::Magic)?;
     let (version, body) = rest.split_first_chunk().ok_or(MessageFault::Magic)?;
     if *magic != MAGIC {
@@ -410,7 +410,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<(MessageHeader, T), M
     }
 }
 
-impl Request {
+impl PageRequest {
     /// True if the lists of the request are within the limits of this protocol, and a window of `window_pages` pages of
     /// up to `page_bytes` bytes holds its pages.
     pub fn is_sound(&self, window_pages: usize, page_bytes: u32) -> bool {
@@ -432,7 +432,7 @@ impl Request {
 mod tests {
     use super::*;
 
-    const HEADER: MessageHeader = MessageHeader {
+    const HEADER: PacketHeader = PacketHeader {
         epoch: 7,
         sequence: u64::MAX,
     };
@@ -461,13 +461,13 @@ mod tests {
             assert_eq!(usize::from(place), number.min(MOST_ERRORS - 1));
         }
         let longest = [
-            encode(HEADER, &Request::Pin(vec![[0xFF; 16]; MOST_KEYS])),
-            encode(HEADER, &Request::Store(vec![offer; MOST_PAGES])),
-            encode(HEADER, &Reply::Lengths(vec![u32::MAX; MOST_KEYS])),
-            encode(HEADER, &Reply::Loaded(vec![lost; MOST_PAGES], errors)),
+            encode(HEADER, &PageRequest::Pin(vec![[0xFF; 16]; MOST_KEYS])),
+            encode(HEADER, &PageRequest::Store(vec![offer; MOST_PAGES])),
+            encode(HEADER, &PageReply::Lengths(vec![u32::MAX; MOST_KEYS])),
+            encode(HEADER, &PageReply::Loaded(vec![lost; MOST_PAGES], errors)),
         ];
         assert!(longest.iter().all(|one| one.len() <= MOST_MESSAGE));
-        let (header, request): (_, Request) = decode(&longest[1]).unwrap();
+        let (header, request): (_, PageRequest) = decode(&longest[1]).unwrap();
         assert_eq!(header, HEADER);
         assert!(request.is_sound(MOST_PAGES, u32::MAX));
         assert!(!request.is_sound(MOST_PAGES - 1, u32::MAX));
@@ -476,17 +476,17 @@ mod tests {
 
     #[test]
     fn each_cut_and_each_longer_message_is_refused() {
-        let bytes = encode(HEADER, &Request::Lengths(vec![[7; 16], [8; 16]]));
+        let bytes = encode(HEADER, &PageRequest::Lengths(vec![[7; 16], [8; 16]]));
         for length in 0..bytes.len() {
-            decode::<Request>(&bytes[..length]).unwrap_err();
+            decode::<PageRequest>(&bytes[..length]).unwrap_err();
         }
         let longer = [&bytes[..], &[0]].concat();
-        assert_eq!(decode::<Request>(&longer), Err(MessageFault::Body));
+        assert_eq!(decode::<PageRequest>(&longer), Err(MessageFault::Body));
         let mut later = bytes;
         later[8] = 9;
-        assert_eq!(decode::<Request>(&later), Err(MessageFault::Version(9)));
+        assert_eq!(decode::<PageRequest>(&later), Err(MessageFault::Version(9)));
         later[0] = 0;
-        assert_eq!(decode::<Request>(&later), Err(MessageFault::Magic));
+        assert_eq!(decode::<PageRequest>(&later), Err(MessageFault::Magic));
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl AreaPlace {
         }
         let here = file.metadata().map_err(failed)?;
         held.file = Some(file);
-        // A cleaner of old files may have removed it, and another process made it anew.
+        // A cleaner of old files may have removed it, and another process made it again.
         let named = std::fs::metadata(&self.lock).ok();
         let is_same =
             named.is_some_and(|named| (named.dev(), named.ino()) == (here.dev(), here.ino()));
@@ -131,7 +131,7 @@ fn make_private(directory: &Path) -> nvme_kv::Result<()> {
             "the directory {name} cannot be made: {error}"
         )));
     }
-    // Not that of a link: who may change the link could change it again.
+    // Not that of a link: a user that can change the link could change it again.
     let found = std::fs::symlink_metadata(directory)
         .map_err(|error| usage(format!("{} is not there: {error}", directory.display())))?;
     let is_mine = found.uid() == rustix::process::geteuid().as_raw();

@@ -4,8 +4,8 @@
 //! stored only from a request that is whole, after the client has filled the window.
 
 use crate::message::{
-    AreaHello, MAGIC, MessageFault, MessageHeader, OwnerWelcome, PageOffer, RemoteError,
-    RemoteLoad, RemoteStore, Reply, Request, VERSION, decode, encode,
+    AreaHello, MAGIC, MessageFault, OwnerWelcome, PacketHeader, PageOffer, PageReply, PageRequest,
+    RemoteError, RemoteLoad, RemoteStore, VERSION, decode, encode,
 };
 use crate::place::AreaLock;
 use crate::socket::{ListeningSocket, MessageSocket, SocketFault};
@@ -35,7 +35,7 @@ const TICK: Duration = Duration::from_millis(200);
 /// Time for which a client may hold a pin: one that hangs does not hold pages for ever.
 const LEASE: Duration = Duration::from_secs(600);
 
-/// A store with the lock that makes it this process's. The lock is given back after the device.
+/// A store with the lock that makes it this process's. The lock is released after the device.
 pub(crate) struct OwnedArea<M> {
     pub pages: PageStore<M>,
     pub request: AreaRequest,
@@ -148,11 +148,11 @@ fn accept_all<M: BlockMedium + 'static>(
 
 /// Answers a client that is not served.
 fn refuse(socket: &MessageSocket, error: &KvError) {
-    let header = MessageHeader {
+    let header = PacketHeader {
         epoch: 0,
         sequence: 0,
     };
-    let reply = encode(header, &Reply::Refused(RemoteError::of(error)));
+    let reply = encode(header, &PageReply::Refused(RemoteError::of(error)));
     // A client that does not take it learns by the end of the connection.
     let _ = socket.send(&reply, None, Instant::now() + REPLY_TIME);
 }
@@ -172,8 +172,8 @@ impl<M: BlockMedium + 'static> ClientConnection<M> {
     fn greet(area: &OwnedPages<M>, socket: MessageSocket) -> Option<Self> {
         let deadline = Instant::now() + REPLY_TIME;
         let message = socket.receive(deadline).ok()?;
-        let checked = match decode::<Request>(&message.bytes) {
-            Ok((header, Request::Hello(hello))) => check_hello(area, &hello).map(|()| header),
+        let checked = match decode::<PageRequest>(&message.bytes) {
+            Ok((header, PageRequest::Hello(hello))) => check_hello(area, &hello).map(|()| header),
             Ok(_) => Err(protocol("the first message is not that of a new client")),
             Err(MessageFault::Version(found)) => Err(KvError::Owner {
                 code: "mismatch",
@@ -191,11 +191,11 @@ impl<M: BlockMedium + 'static> ClientConnection<M> {
         match made {
             Ok((header, window)) => {
                 let welcome = encode(
-                    MessageHeader {
+                    PacketHeader {
                         epoch: area.epoch(),
                         sequence: header.sequence,
                     },
-                    &Reply::Welcome(welcome_of(area)),
+                    &PageReply::Welcome(welcome_of(area)),
                 );
                 socket
                     .send(&welcome, Some(window.fd().as_fd()), deadline)
@@ -226,7 +226,7 @@ impl<M: BlockMedium + 'static> ClientConnection<M> {
                 Err(SocketFault::TimedOut) => continue,
                 Err(_) => return,
             };
-            let Ok((header, request)) = decode::<Request>(&message.bytes) else {
+            let Ok((header, request)) = decode::<PageRequest>(&message.bytes) else {
                 refuse(
                     &self.socket,
                     &protocol("a message is none of this protocol"),
@@ -234,7 +234,7 @@ impl<M: BlockMedium + 'static> ClientConnection<M> {
                 return;
             };
             let reply = if header.epoch != self.area.epoch() {
-                Reply::Refused(RemoteError::of(&KvError::Owner {
+                PageReply::Refused(RemoteError::of(&KvError::Owner {
                     code: "changed",
                     cause: format!(
                         "the request is one to opening {}, and the owner is opening {}",
@@ -245,7 +245,7 @@ impl<M: BlockMedium + 'static> ClientConnection<M> {
                 }))
             } else if request.is_sound(self.window.pages(), self.area.layout().page_bytes) {
                 let reply = self.execute(request);
-                reply.unwrap_or_else(|error| Reply::Refused(RemoteError::of(&error)))
+                reply.unwrap_or_else(|error| PageReply::Refused(RemoteError::of(&error)))
             } else {
                 refuse(&self.socket, &protocol("a list in a request is too long"));
                 return;
@@ -261,19 +261,19 @@ impl<M: BlockMedium + 'static> ClientConnection<M> {
         }
     }
 
-    fn execute(&mut self, request: Request) -> nvme_kv::Result<Reply> {
+    fn execute(&mut self, request: PageRequest) -> nvme_kv::Result<PageReply> {
         let keys_of = |keys: Vec<_>| keys.into_iter().map(PageKey::of_bytes).collect::<Vec<_>>();
         Ok(match request {
-            Request::Hello(_) => return Err(protocol("a client greets twice")),
-            Request::Lengths(keys) => {
+            PageRequest::Hello(_) => return Err(protocol("a client greets twice")),
+            PageRequest::Lengths(keys) => {
                 let lengths = self.area.lengths(&keys_of(keys)).into_iter();
-                Reply::Lengths(lengths.map(|length| length.unwrap_or(0)).collect())
+                PageReply::Lengths(lengths.map(|length| length.unwrap_or(0)).collect())
             }
-            Request::Touch(keys) => {
+            PageRequest::Touch(keys) => {
                 self.area.touch(&keys_of(keys));
-                Reply::Done
+                PageReply::Done
             }
-            Request::Pin(keys) => {
+            PageRequest::Pin(keys) => {
                 if self.pins.len() >= MOST_PINS {
                     return Err(KvError::Owner {
                         code: "usage",
@@ -287,29 +287,31 @@ impl<M: BlockMedium + 'static> ClientConnection<M> {
                 if pages > 0 {
                     self.pins.insert(pin, (pins, Instant::now() + LEASE));
                 }
-                Reply::Pinned { pin, pages }
+                PageReply::Pinned { pin, pages }
             }
-            Request::Unpin(pin) => {
+            PageRequest::Unpin(pin) => {
                 self.pins.remove(&pin);
-                Reply::Done
+                PageReply::Done
             }
-            Request::Load(keys) => self.load(&keys_of(keys)),
-            Request::Store(offers) => self.store(&offers),
-            Request::Remove(keys) => Reply::Removed(self.area.remove(&keys_of(keys))? as u64),
-            Request::Clear => {
+            PageRequest::Load(keys) => self.load(&keys_of(keys)),
+            PageRequest::Store(offers) => self.store(&offers),
+            PageRequest::Remove(keys) => {
+                PageReply::Removed(self.area.remove(&keys_of(keys))? as u64)
+            }
+            PageRequest::Clear => {
                 self.area.clear()?;
-                Reply::Done
+                PageReply::Done
             }
-            Request::Checkpoint => {
+            PageRequest::Checkpoint => {
                 self.area.checkpoint()?;
-                Reply::Done
+                PageReply::Done
             }
-            Request::Stats => Reply::Stats(self.area.stats().into()),
+            PageRequest::Stats => PageReply::Stats(self.area.stats().into()),
         })
     }
 
     /// Loads pages, verified, into the window.
-    fn load(&mut self, keys: &[PageKey]) -> Reply {
+    fn load(&mut self, keys: &[PageKey]) -> PageReply {
         let page_bytes = self.area.layout().page_bytes as usize;
         self.buffer.resize(keys.len() * page_bytes, 0);
         let buffers = self.buffer.chunks_mut(page_bytes);
@@ -327,11 +329,11 @@ impl<M: BlockMedium + 'static> ClientConnection<M> {
             .iter()
             .map(|one| RemoteLoad::of(one, &mut errors))
             .collect();
-        Reply::Loaded(outcomes, errors)
+        PageReply::Loaded(outcomes, errors)
     }
 
     /// Stores the pages of the window whose bytes are those that the client has seen.
-    fn store(&mut self, offers: &[PageOffer]) -> Reply {
+    fn store(&mut self, offers: &[PageOffer]) -> PageReply {
         let page_bytes = self.area.layout().page_bytes as usize;
         self.buffer.resize(offers.len() * page_bytes, 0);
         let mut pages = Vec::new();
@@ -371,7 +373,7 @@ impl<M: BlockMedium + 'static> ClientConnection<M> {
                 Err(error) => RemoteStore::Failed(RemoteError::add(&error, &mut errors)),
             };
         }
-        Reply::Stored(outcomes, errors)
+        PageReply::Stored(outcomes, errors)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The store of one of the processes that share an area: owner or client, and the change from client to owner.
 
-use crate::client::{OwnerSession, RemotePins, RequestFault};
+use crate::client::{CallFault, OwnerSession, RemotePins};
 use crate::message::AreaHello;
 use crate::place::{AreaLock, AreaPlace};
 use crate::server::{AreaServer, OwnedArea, OwnedPages};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest wait of a lookup for an owner that is there: it needs only the owner's memory.
+/// The longest wait of a lookup for a present owner: it needs only the owner's memory.
 const LOOKUP_TIME: Duration = Duration::from_secs(2);
 /// Pause before an owner is looked for again.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -52,7 +52,7 @@ type OpenMedium<M> = Box<dyn Fn() -> nvme_driver::Result<M> + Send + Sync>;
 /// Calls that an owner's end interrupts are made again at the next one. A page that was stored twice is `Present`.
 ///
 /// A process that becomes the owner during a call also waits for the device to open and for the recovery.
-pub struct SharedPages<M: BlockMedium + 'static> {
+pub struct SharedPageStore<M: BlockMedium + 'static> {
     request: SharedRequest,
     hello: AreaHello,
     digest: FingerprintDigest,
@@ -64,19 +64,19 @@ pub struct SharedPages<M: BlockMedium + 'static> {
 }
 
 struct RoleState<M: BlockMedium + 'static> {
-    role: Option<Role<M>>,
+    role: Option<AreaRole<M>>,
     /// A thread of this process is looking for an owner, or becoming one.
     is_looking: bool,
     is_closed: bool,
     formatted: Option<String>,
 }
 
-enum Role<M: BlockMedium + 'static> {
+enum AreaRole<M: BlockMedium + 'static> {
     Owner(Arc<OwnerRole<M>>),
     Client(Arc<OwnerSession>),
 }
 
-impl<M: BlockMedium + 'static> Clone for Role<M> {
+impl<M: BlockMedium + 'static> Clone for AreaRole<M> {
     fn clone(&self) -> Self {
         match self {
             Self::Owner(owner) => Self::Owner(Arc::clone(owner)),
@@ -116,7 +116,7 @@ impl<M: BlockMedium + 'static> SharedPins<M> {
     }
 }
 
-impl<M: BlockMedium + 'static> SharedPages<M> {
+impl<M: BlockMedium + 'static> SharedPageStore<M> {
     /// Becomes the owner of the area, or a client of its owner. `open` opens the device; only an owner calls it.
     ///
     /// # Errors
@@ -157,7 +157,7 @@ impl<M: BlockMedium + 'static> SharedPages<M> {
     }
 
     /// Returns the role of this process. Looks for an owner, or becomes one, if there is none.
-    fn role(&self, deadline: Instant) -> Result<Role<M>> {
+    fn role(&self, deadline: Instant) -> Result<AreaRole<M>> {
         let mut state = lock(&self.state);
         loop {
             if state.is_closed {
@@ -167,7 +167,7 @@ impl<M: BlockMedium + 'static> SharedPages<M> {
                 });
             }
             match &state.role {
-                Some(Role::Client(session)) if session.has_ended() => state.role = None,
+                Some(AreaRole::Client(session)) if session.has_ended() => state.role = None,
                 Some(role) => return Ok(role.clone()),
                 None if !state.is_looking => break,
                 None => {
@@ -191,16 +191,16 @@ impl<M: BlockMedium + 'static> SharedPages<M> {
         Ok(role)
     }
 
-    fn find(&self, deadline: Instant) -> Result<(Role<M>, Option<String>)> {
+    fn find(&self, deadline: Instant) -> Result<(AreaRole<M>, Option<String>)> {
         loop {
             if let Some(held) = self.place.try_lock()? {
                 return self.own(held);
             }
             match OwnerSession::open(&self.place.socket, &self.hello, deadline) {
-                Ok(session) => return Ok((Role::Client(Arc::new(session)), None)),
-                Err(RequestFault::Answered(error)) => return Err(error),
+                Ok(session) => return Ok((AreaRole::Client(Arc::new(session)), None)),
+                Err(CallFault::Answered(error)) => return Err(error),
                 // It has the lock and does not listen yet, or has just ended.
-                Err(RequestFault::OwnerEnded | RequestFault::TimedOut) => {}
+                Err(CallFault::OwnerEnded | CallFault::TimedOut) => {}
             }
             if Instant::now() >= deadline {
                 return Err(unanswered());
@@ -210,7 +210,7 @@ impl<M: BlockMedium + 'static> SharedPages<M> {
     }
 
     /// Opens the device and its store, and serves it.
-    fn own(&self, held: AreaLock) -> Result<(Role<M>, Option<String>)> {
+    fn own(&self, held: AreaLock) -> Result<(AreaRole<M>, Option<String>)> {
         let medium = (self.open)().map_err(|source| KvError::Drive {
             action: "opening the device of the page store".to_owned(),
             source,
@@ -239,7 +239,7 @@ impl<M: BlockMedium + 'static> SharedPages<M> {
             pages,
         };
         let formatted = formatted.map(|cause| cause.to_string());
-        Ok((Role::Owner(Arc::new(owner)), formatted))
+        Ok((AreaRole::Owner(Arc::new(owner)), formatted))
     }
 
     /// Makes a call by the role of this process, and again if its owner ends meanwhile.
@@ -247,19 +247,19 @@ impl<M: BlockMedium + 'static> SharedPages<M> {
         &self,
         limit: Duration,
         mut of_owner: impl FnMut(&OwnedPages<M>) -> T,
-        mut of_client: impl FnMut(&Arc<OwnerSession>, Instant) -> std::result::Result<T, RequestFault>,
+        mut of_client: impl FnMut(&Arc<OwnerSession>, Instant) -> std::result::Result<T, CallFault>,
     ) -> Result<T> {
         let deadline = Instant::now() + limit;
         loop {
             match self.role(deadline)? {
-                Role::Owner(owner) => return Ok(of_owner(&owner.pages)),
-                Role::Client(session) => match of_client(&session, deadline) {
+                AreaRole::Owner(owner) => return Ok(of_owner(&owner.pages)),
+                AreaRole::Client(session) => match of_client(&session, deadline) {
                     Ok(result) => return Ok(result),
-                    Err(RequestFault::Answered(error)) => return Err(error),
-                    Err(RequestFault::OwnerEnded) if Instant::now() < deadline => {
+                    Err(CallFault::Answered(error)) => return Err(error),
+                    Err(CallFault::OwnerEnded) if Instant::now() < deadline => {
                         std::thread::sleep(PAUSE);
                     }
-                    Err(RequestFault::OwnerEnded | RequestFault::TimedOut) => {
+                    Err(CallFault::OwnerEnded | CallFault::TimedOut) => {
                         return Err(unanswered());
                     }
                 },
@@ -272,7 +272,7 @@ impl<M: BlockMedium + 'static> SharedPages<M> {
         &self,
         otherwise: impl FnOnce() -> T,
         of_owner: impl FnMut(&OwnedPages<M>) -> T,
-        of_client: impl FnMut(&Arc<OwnerSession>, Instant) -> std::result::Result<T, RequestFault>,
+        of_client: impl FnMut(&Arc<OwnerSession>, Instant) -> std::result::Result<T, CallFault>,
     ) -> T {
         let limit = LOOKUP_TIME.min(self.request.timeout);
         self.call(limit, of_owner, of_client).unwrap_or_else(|_| {
@@ -407,8 +407,8 @@ impl<M: BlockMedium + 'static> SharedPages<M> {
     /// [`KvError::Owner`].
     pub fn area(&self) -> Result<(AreaLayout, RecoveryReport)> {
         match self.role(Instant::now() + self.request.timeout)? {
-            Role::Owner(owner) => Ok((owner.pages.layout(), owner.pages.recovery())),
-            Role::Client(session) => Ok((session.welcome.layout(), session.welcome.recovery())),
+            AreaRole::Owner(owner) => Ok((owner.pages.layout(), owner.pages.recovery())),
+            AreaRole::Client(session) => Ok((session.welcome.layout(), session.welcome.recovery())),
         }
     }
 
@@ -418,8 +418,8 @@ impl<M: BlockMedium + 'static> SharedPages<M> {
     /// [`KvError::Owner`].
     pub fn owner(&self) -> Result<(bool, u32)> {
         match self.role(Instant::now() + self.request.timeout)? {
-            Role::Owner(owner) => Ok((true, owner.pages.epoch())),
-            Role::Client(session) => Ok((false, session.welcome.epoch)),
+            AreaRole::Owner(owner) => Ok((true, owner.pages.epoch())),
+            AreaRole::Client(session) => Ok((false, session.welcome.epoch)),
         }
     }
 
@@ -428,7 +428,7 @@ impl<M: BlockMedium + 'static> SharedPages<M> {
         lock(&self.state).formatted.clone()
     }
 
-    /// Ends the use of the area. An owner's clients go on with one of them as the owner. A second call does nothing.
+    /// Ends the use of the area. An owner's clients continue with one of them as the owner. A second call does nothing.
     pub fn close(&self) {
         let role = {
             let mut state = lock(&self.state);
@@ -441,7 +441,7 @@ impl<M: BlockMedium + 'static> SharedPages<M> {
     }
 }
 
-impl<M: BlockMedium + 'static> Drop for SharedPages<M> {
+impl<M: BlockMedium + 'static> Drop for SharedPageStore<M> {
     fn drop(&mut self) {
         self.close();
     }
@@ -449,8 +449,8 @@ impl<M: BlockMedium + 'static> Drop for SharedPages<M> {
 
 /// The search for an owner, which ends also by an error or a panic.
 struct OwnerSearch<'a, M: BlockMedium + 'static> {
-    pages: &'a SharedPages<M>,
-    found: Option<(Role<M>, Option<String>)>,
+    pages: &'a SharedPageStore<M>,
+    found: Option<(AreaRole<M>, Option<String>)>,
 }
 
 impl<M: BlockMedium + 'static> Drop for OwnerSearch<'_, M> {

@@ -44,7 +44,7 @@ impl std::fmt::Display for SocketFault {
 }
 
 /// A message, and the descriptor that came with it.
-pub(crate) struct ReceivedMessage {
+pub(crate) struct ReceivedPacket {
     pub bytes: Vec<u8>,
     pub file: Option<OwnedFd>,
 }
@@ -122,7 +122,7 @@ impl MessageSocket {
     }
 
     /// Receives a message.
-    pub fn receive(&self, deadline: Instant) -> Result<ReceivedMessage, SocketFault> {
+    pub fn receive(&self, deadline: Instant) -> Result<ReceivedPacket, SocketFault> {
         loop {
             let mut bytes = vec![0; MOST_MESSAGE];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -152,7 +152,7 @@ impl MessageSocket {
                 Ok(got) => {
                     bytes.truncate(got.bytes);
                     let file = files.pop();
-                    return Ok(ReceivedMessage { bytes, file });
+                    return Ok(ReceivedPacket { bytes, file });
                 }
                 Err(Errno::AGAIN) => self.wait(PollFlags::IN, deadline)?,
                 Err(Errno::INTR) => {}

@@ -142,7 +142,7 @@ impl<M: BlockMedium> PageStore<M> {
         if wanted.is_empty() {
             return claim;
         }
-        // Who takes slots holds this lock: those that were made free are there for the pages of this call.
+        // A thread that takes slots holds this lock: those that were made free are there for the pages of this call.
         let mut journal = self.journal();
         let mut index = match self.make_room(&mut journal, wanted.len()) {
             Ok(index) => index,

@@ -4,7 +4,7 @@
 use super::file::FileChanges;
 use super::lane::LanePool;
 use super::options::DataPath;
-use nvme_doctor::advice::{PathAdvice, PathFacts, advise};
+use nvme_doctor::advice::{AdviceFacts, PathAdvice, advise};
 use nvme_driver::controller::Controller;
 use nvme_driver::sysfs::SysfsHost;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl StoreMember {
         let has_gpu = self.gpu.is_some();
         #[cfg(not(feature = "cuda"))]
         let has_gpu = false;
-        let facts = PathFacts {
+        let facts = AdviceFacts {
             device: &shown.device,
             path: &shown.path,
             why: &shown.why,

@@ -23,7 +23,7 @@ use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 
 /// Status of a row that no launch has read yet.
 const UNREAD: i32 = i32::MIN;
-/// Slots that a thread looks at for its id. A row that finds none there is read by itself.
+/// Slots that a thread looks at for its id. A row that finds none there is read apart.
 const MOST_PROBES: u32 = 1024;
 /// Number in place of a slot's, for ids without one.
 const NO_SLOT: u32 = u32::MAX;

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::copies::LaneCopies;
-use super::shared::{BlockArrays, UnitStates};
+use super::shared::{BlockArrays, BlockUnits};
 use crate::scratch_words::SCRATCH;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
@@ -101,7 +101,7 @@ pub(crate) struct LaneState {
     pub shared: Rc<BlockArrays>,
     pub copies: LaneCopies,
     /// Units that act for the lane.
-    pub units: UnitStates,
+    pub units: BlockUnits,
     pub clock: Clock,
     pub parameter: Cell<usize>,
     pub yielder: Cell<*const Yielder<u64, CollectiveCall>>,

@@ -24,7 +24,7 @@ use crate::scratch_words::SCRATCH;
 use copies::LaneCopies;
 use lane::{LaneState, LaunchLane, spin};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use shared::{BlockArrays, UnitStates};
+use shared::{BlockArrays, BlockUnits};
 use std::cell::Cell;
 use std::rc::Rc;
 use warp::LaneWarp;
@@ -189,7 +189,7 @@ impl RunningLaunch {
             scratch: &raw const *scratch,
             shared: shared.clone(),
             copies: LaneCopies::default(),
-            units: UnitStates::default(),
+            units: BlockUnits::default(),
             clock: self.grid.clock.clone(),
             parameter: Cell::new(0),
             yielder: Cell::new(core::ptr::null()),

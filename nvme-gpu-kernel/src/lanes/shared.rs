@@ -12,9 +12,9 @@ type NamedArray = (&'static str, Box<[u128]>);
 
 /// The states of units that act for a block or a lane after the call, one of each type.
 #[derive(Default)]
-pub(crate) struct UnitStates(RefCell<Vec<Rc<dyn Any>>>);
+pub(crate) struct BlockUnits(RefCell<Vec<Rc<dyn Any>>>);
 
-impl UnitStates {
+impl BlockUnits {
     /// Returns the state of type `T`, which is made when it is first asked for.
     pub fn of<T: Default + 'static>(&self) -> Rc<T> {
         let mut all = self.0.borrow_mut();
@@ -34,7 +34,7 @@ pub(crate) struct BlockArrays {
     dynamic: RefCell<Box<[u128]>>,
     dynamic_bytes: u32,
     /// Units that act for the block.
-    pub units: UnitStates,
+    pub units: BlockUnits,
 }
 
 impl BlockArrays {
@@ -44,7 +44,7 @@ impl BlockArrays {
             named: RefCell::default(),
             dynamic: RefCell::new(vec![UNWRITTEN; dynamic_bytes.div_ceil(16) as usize].into()),
             dynamic_bytes,
-            units: UnitStates::default(),
+            units: BlockUnits::default(),
         }
     }
 

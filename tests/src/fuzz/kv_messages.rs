@@ -2,7 +2,8 @@
 
 use nvme_kv::{AreaRequest, ModelFingerprint, PageKey};
 use nvme_kv_server::message::{
-    MOST_KEYS, MOST_MESSAGE, MOST_PAGES, MessageFault, Reply, Request, VERSION, decode, encode,
+    MOST_KEYS, MOST_MESSAGE, MOST_PAGES, MessageFault, PageReply, PageRequest, VERSION, decode,
+    encode,
 };
 
 /// Bytes of a page of the area that is asked for.
@@ -24,7 +25,7 @@ fn refused(fault: MessageFault) {
 }
 
 fn request(message: &[u8]) {
-    let (header, request) = match decode::<Request>(message) {
+    let (header, request) = match decode::<PageRequest>(message) {
         Ok(decoded) => decoded,
         Err(fault) => return refused(fault),
     };
@@ -36,12 +37,12 @@ fn request(message: &[u8]) {
         return;
     }
     match request {
-        Request::Lengths(keys) | Request::Touch(keys) | Request::Pin(keys) => {
+        PageRequest::Lengths(keys) | PageRequest::Touch(keys) | PageRequest::Pin(keys) => {
             assert!(keys.len() <= MOST_KEYS);
         }
-        Request::Load(keys) => assert!(keys.len() <= MOST_PAGES),
-        Request::Store(pages) => assert!(pages.iter().all(|page| page.length <= PAGE_BYTES)),
-        Request::Hello(hello) => {
+        PageRequest::Load(keys) => assert!(keys.len() <= MOST_PAGES),
+        PageRequest::Store(pages) => assert!(pages.iter().all(|page| page.length <= PAGE_BYTES)),
+        PageRequest::Hello(hello) => {
             let Some(fingerprint) = ModelFingerprint::decode(&hello.fingerprint) else {
                 return;
             };
@@ -63,7 +64,7 @@ fn request(message: &[u8]) {
 }
 
 fn reply(message: &[u8]) {
-    let (header, reply) = match decode::<Reply>(message) {
+    let (header, reply) = match decode::<PageReply>(message) {
         Ok(decoded) => decoded,
         Err(fault) => return refused(fault),
     };
@@ -72,16 +73,16 @@ fn reply(message: &[u8]) {
     assert_eq!(decode(&again), Ok((header, reply.clone())));
     let key = PageKey::of_bytes([7; PageKey::BYTES]);
     match reply {
-        Reply::Refused(error) => assert!(!error.to_error().code().is_empty()),
+        PageReply::Refused(error) => assert!(!error.to_error().code().is_empty()),
         // An outcome that refers to no error has none, and is no page either.
-        Reply::Loaded(outcomes, errors) => {
+        PageReply::Loaded(outcomes, errors) => {
             for outcome in outcomes {
                 let error = outcome.error(key, &errors);
                 assert!(error.is_none_or(|error| !error.code().is_empty()));
             }
         }
         // No error of the owner is taken for a miss.
-        Reply::Stored(_, errors) => {
+        PageReply::Stored(_, errors) => {
             assert!(errors.iter().all(|error| !error.to_error().is_miss()));
         }
         _ => {}

@@ -12,7 +12,7 @@ use crate::wait;
 use nvme_host::ProcessMark;
 use nvme_host::StoreOptions;
 use nvme_kv::{AreaRequest, KvStats, ModelFingerprint, PageKey, PinnedPages, StoreOutcome};
-use nvme_kv_server::{SharedPages, SharedPins, SharedRequest};
+use nvme_kv_server::{SharedPageStore, SharedPins, SharedRequest};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde_json::json;
@@ -29,7 +29,7 @@ type Own = Arc<nvme_kv::PageStore<Open>>;
 #[derive(Clone)]
 enum Pages {
     Own(Own),
-    Shared(Arc<SharedPages<Open>>),
+    Shared(Arc<SharedPageStore<Open>>),
 }
 
 impl Pages {
@@ -301,7 +301,7 @@ impl PyPageStore {
             timeout: timeout.saturating_add(OWNER_TIME),
         };
         let open = move || Ok(Arc::new(nvme_host::Store::open(&device, &options)?));
-        let pages = wait::of(py, move || Ok(SharedPages::open(request, open)?))?;
+        let pages = wait::of(py, move || Ok(SharedPageStore::open(request, open)?))?;
         Ok(Self {
             formatted: pages.formatted(),
             pages: OnStore::alone("page store", Pages::Shared(Arc::new(pages))),

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Least number of rows of such a gather. A step that decodes for 64 sequences asks for 3,072 rows of an Engram table,
-/// which hardly ever repeat; a chunk of a prompt asks for more, of which a third to a half repeat.
+/// which hardly ever repeat; a chunk of a prompt asks for more, and a third to a half of them repeat.
 const LEAST_ROWS: u64 = 4096;
 /// Largest number of rows of such a gather, which needs 20 bytes of memory for each.
 const MOST_ROWS: u64 = 1 << 22;

@@ -38,7 +38,7 @@ pub(super) struct RowKernels {
     pub gather_listed: KernelFunction,
     pub repeat_rows: KernelFunction,
     pub widen_rows: KernelFunction,
-    /// Blocks of `widen_rows`, and of others that only move rows on the GPU, that are of use.
+    /// Blocks of `widen_rows`, and of the kernels that only move rows on the GPU, that are of use.
     pub widen_blocks: u32,
     /// Kernel that ends a launch number, behind kernels that report nothing to the host.
     pub end_launch: KernelFunction,

@@ -11,7 +11,7 @@
 //! - `streamed`: rows that the caller's kernel consumes while it reads them.
 //! - `batched`: gathers of few rows, by queues that blocks own (docs/adr/0028). `halves`: the same as two launches, with
 //!   other work between them (docs/adr/0029).
-//! - `distinct`: gathers of many rows, of which each distinct one is read once.
+//! - `distinct`: gathers of many rows that read each distinct one once.
 //! - `ranges`: reads of any length, many in one launch. `scatter`: rows that the GPU writes.
 //! - `wide`: rows whose elements a second launch dequantises or upcasts.
 //! - `board`, `state`: the words and the memory that launches and their recovery share.
@@ -488,7 +488,7 @@ impl GpuRows {
         self.state.scatters_ended()
     }
 
-    /// Calls `report` with the counts of launches a few times a second, from a thread of its own, until this is dropped.
+    /// Calls `report` with the counts of launches a few times a second, from a separate thread, until this is dropped.
     /// `report` replaces an earlier function, and calls none of the functions here. Calls follow one another.
     pub fn report_to(&self, report: impl FnMut(&RowCounts) + Send + 'static) {
         *lock(&self.state.counts.report) = Some(Box::new(report));

@@ -220,7 +220,7 @@ impl Controller {
         lock(&self.session.admin).resets
     }
 
-    /// Returns the count of recoveries since the start, which goes on: commands that were aborted, and controller resets.
+    /// Returns the count of recoveries since the start, which keeps growing: commands that were aborted, and controller resets.
     pub fn recoveries(&self) -> &Arc<AtomicU64> {
         &self.session.recoveries
     }

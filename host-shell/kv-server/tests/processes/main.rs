@@ -6,7 +6,7 @@ mod rank;
 
 use nvme_driver::error::Result;
 use nvme_kv::{BlockMedium, ModelFingerprint, StoreOutcome};
-use nvme_kv_server::{SharedPages, SharedRequest};
+use nvme_kv_server::{SharedPageStore, SharedRequest};
 use nvme_store::{Store, StoreOptions, StoreTransfer};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -61,9 +61,9 @@ fn request(folder: &Path, model: &str) -> SharedRequest {
 }
 
 /// Opens the area of a folder as this process's.
-fn shared(request: SharedRequest, gate: Arc<Gate>) -> nvme_kv::Result<SharedPages<GatedFile>> {
+fn shared(request: SharedRequest, gate: Arc<Gate>) -> nvme_kv::Result<SharedPageStore<GatedFile>> {
     let device = request.device.clone();
-    SharedPages::open(request, move || {
+    SharedPageStore::open(request, move || {
         let store = Store::open(&format!("file:{device}"), &StoreOptions::default())?;
         Ok(GatedFile {
             store,
@@ -80,13 +80,13 @@ fn payload(number: u64) -> Vec<u8> {
     (0..length as u64).map(byte).collect()
 }
 
-fn store<M: BlockMedium>(pages: &SharedPages<M>, number: u64) -> nvme_kv::Result<StoreOutcome> {
+fn store<M: BlockMedium>(pages: &SharedPageStore<M>, number: u64) -> nvme_kv::Result<StoreOutcome> {
     let key = pages.key(&number.to_le_bytes(), 0);
     pages.store_all(&[(key, &payload(number))]).remove(0)
 }
 
 /// Loads a page and compares it with what was stored; its length.
-fn load<M: BlockMedium>(pages: &SharedPages<M>, number: u64) -> nvme_kv::Result<usize> {
+fn load<M: BlockMedium>(pages: &SharedPageStore<M>, number: u64) -> nvme_kv::Result<usize> {
     let mut page = vec![0xEE; PAGE];
     let key = pages.key(&number.to_le_bytes(), 0);
     let loaded = pages.load_all(&mut [(key, &mut page)]).remove(0);

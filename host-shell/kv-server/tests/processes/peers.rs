@@ -3,8 +3,8 @@
 use crate::{Gate, PAGE, SLOTS, Scratch, load, request, shared, store};
 use nvme_kv::StoreOutcome;
 use nvme_kv_server::message::{
-    AreaHello, KeyBytes, MOST_KEYS, MOST_MESSAGE, MessageHeader, PageOffer, Reply, Request, decode,
-    encode,
+    AreaHello, KeyBytes, MOST_KEYS, MOST_MESSAGE, PacketHeader, PageOffer, PageReply, PageRequest,
+    decode, encode,
 };
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-const FIRST: MessageHeader = MessageHeader {
+const FIRST: PacketHeader = PacketHeader {
     epoch: 0,
     sequence: 0,
 };
@@ -76,18 +76,22 @@ impl RawClient {
         bytes
     }
 
-    fn ask(&mut self, header: MessageHeader, request: &Request) -> Option<(MessageHeader, Reply)> {
+    fn ask(
+        &mut self,
+        header: PacketHeader,
+        request: &PageRequest,
+    ) -> Option<(PacketHeader, PageReply)> {
         self.send(&encode(header, request));
         let bytes = self.receive();
         (!bytes.is_empty()).then(|| decode(&bytes).unwrap())
     }
 
     /// A client that was greeted; the header of its next request.
-    fn greeted(scratch: &Scratch) -> (Self, MessageHeader) {
+    fn greeted(scratch: &Scratch) -> (Self, PacketHeader) {
         let mut client = Self::new(scratch);
-        match client.ask(FIRST, &Request::Hello(hello(scratch))) {
-            Some((MessageHeader { epoch, .. }, Reply::Welcome(_))) => {
-                (client, MessageHeader { epoch, sequence: 1 })
+        match client.ask(FIRST, &PageRequest::Hello(hello(scratch))) {
+            Some((PacketHeader { epoch, .. }, PageReply::Welcome(_))) => {
+                (client, PacketHeader { epoch, sequence: 1 })
             }
             other => panic!("{other:?}"),
         }
@@ -102,9 +106,9 @@ fn hello(scratch: &Scratch) -> AreaHello {
     }
 }
 
-fn refusal(reply: Option<(MessageHeader, Reply)>) -> String {
+fn refusal(reply: Option<(PacketHeader, PageReply)>) -> String {
     match reply {
-        Some((_, Reply::Refused(error))) => {
+        Some((_, PageReply::Refused(error))) => {
             let error = error.to_error();
             format!("{}: {error}", error.code())
         }
@@ -116,7 +120,7 @@ fn refusal(reply: Option<(MessageHeader, Reply)>) -> String {
 fn clients_of_another_version_or_size_are_refused_by_name() {
     let scratch = Scratch::new();
     let pages = shared(request(&scratch.0, "llama"), Arc::new(Gate::default())).unwrap();
-    let mut later = encode(FIRST, &Request::Hello(hello(&scratch)));
+    let mut later = encode(FIRST, &PageRequest::Hello(hello(&scratch)));
     later[8] += 1;
     let mut client = RawClient::new(&scratch);
     client.send(&later);
@@ -137,7 +141,7 @@ fn clients_of_another_version_or_size_are_refused_by_name() {
     ] {
         let mut other = hello(&scratch);
         change(&mut other);
-        let said = refusal(RawClient::new(&scratch).ask(FIRST, &Request::Hello(other)));
+        let said = refusal(RawClient::new(&scratch).ask(FIRST, &PageRequest::Hello(other)));
         assert!(said.contains(word), "{said}");
     }
     assert_eq!(store(&pages, 1).unwrap(), StoreOutcome::Stored);
@@ -182,9 +186,9 @@ fn garbage_ends_its_connection_and_nothing_else() {
     };
     let keys: Vec<KeyBytes> = vec![[7; 16]; MOST_KEYS + 1];
     for request in [
-        Request::Lengths(keys.clone()),
-        Request::Load(keys[..257].to_vec()),
-        Request::Store(vec![offer(PAGE as u32 + 1)]),
+        PageRequest::Lengths(keys.clone()),
+        PageRequest::Load(keys[..257].to_vec()),
+        PageRequest::Store(vec![offer(PAGE as u32 + 1)]),
     ] {
         let (mut client, header) = RawClient::greeted(&scratch);
         let said = refusal(client.ask(header, &request));
@@ -193,8 +197,8 @@ fn garbage_ends_its_connection_and_nothing_else() {
     }
     // A client that connects and says nothing is not waited for, and one that is in the middle of its work goes on.
     let _silent = RawClient::new(&scratch);
-    let reply = good.ask(header, &Request::Lengths(vec![[7; 16]]));
-    assert_eq!(reply, Some((header, Reply::Lengths(vec![0]))));
+    let reply = good.ask(header, &PageRequest::Lengths(vec![[7; 16]]));
+    assert_eq!(reply, Some((header, PageReply::Lengths(vec![0]))));
     assert_eq!(store(&pages, 1).unwrap(), StoreOutcome::Stored);
     load(&pages, 1).unwrap();
 }
@@ -204,16 +208,20 @@ fn requests_to_another_opening_and_pages_that_changed_are_refused() {
     let scratch = Scratch::new();
     let pages = shared(request(&scratch.0, "llama"), Arc::new(Gate::default())).unwrap();
     let (mut client, header) = RawClient::greeted(&scratch);
-    let old = MessageHeader {
+    let old = PacketHeader {
         epoch: header.epoch - 1,
         ..header
     };
     let key = *pages.key(&5u64.to_le_bytes(), 0).as_bytes();
-    for request in [Request::Load(vec![key]), Request::Clear, Request::Stats] {
+    for request in [
+        PageRequest::Load(vec![key]),
+        PageRequest::Clear,
+        PageRequest::Stats,
+    ] {
         let said = refusal(client.ask(old, &request));
         assert!(said.starts_with("changed: "), "{said}");
     }
-    let said = refusal(client.ask(header, &Request::Hello(hello(&scratch))));
+    let said = refusal(client.ask(header, &PageRequest::Hello(hello(&scratch))));
     assert!(said.contains("greets twice"), "{said}");
     // The window is all zeros, and the checksum that of something else.
     let offer = PageOffer {
@@ -221,8 +229,8 @@ fn requests_to_another_opening_and_pages_that_changed_are_refused() {
         length: 100,
         checksum: 1,
     };
-    match client.ask(header, &Request::Store(vec![offer])) {
-        Some((_, Reply::Stored(_, errors))) => {
+    match client.ask(header, &PageRequest::Store(vec![offer])) {
+        Some((_, PageReply::Stored(_, errors))) => {
             let error = errors[0].to_error().to_string();
             assert!(error.contains("not the one that is offered"), "{error}");
         }

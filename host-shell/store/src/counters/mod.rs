@@ -2,7 +2,7 @@
 //! program that runs already, without a call of it.
 //!
 //! Counting is a store to memory, never a system call. Without a page that others can read, because it is switched off
-//! or the system refuses it, a store counts in memory of its own.
+//! or the system refuses it, a store counts in private memory.
 //!
 //! - `layout`: the words of a page; [`StoreStats`] is their meaning.
 //! - `folder`: the files, their names, and the removal of those that ended processes left.
@@ -142,6 +142,7 @@ impl StoreCounters {
         }
     }
 
+    #[cfg(feature = "cuda")]
     /// Sets a gauge.
     #[inline]
     pub fn set(&self, counter: StoreCounter, value: u64) {

@@ -1,11 +1,11 @@
 //! The counters as text in the exposition format of Prometheus, version 0.0.4.
 
-use super::sample::{Sample, program};
+use super::sample::{CounterSample, program};
 use crate::common::visible;
 use nvme_host::store::{CounterKind, PublishedStore, StoreStats};
 
 /// Returns the text of all stores.
-pub fn exposition(sample: &Sample) -> String {
+pub fn exposition(sample: &CounterSample) -> String {
     let mut text = String::new();
     let stores = sample.stores();
     for (index, (name, kind, help)) in StoreStats::COUNTERS.iter().enumerate() {

@@ -8,7 +8,7 @@ mod table;
 use crate::common::{OutputForm, duration, output, stop_flag};
 use clap::Args;
 use nvme_host::{Error, Result};
-use sample::{Interval, Sample};
+use sample::{CounterSample, SampleInterval};
 use std::io::{self, IsTerminal};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -38,15 +38,15 @@ pub struct TopCommand {
 impl TopCommand {
     pub fn run(self) -> Result<()> {
         if self.metrics {
-            return output::print(&metrics::exposition(&Sample::take()));
+            return output::print(&metrics::exposition(&CounterSample::take()));
         }
         if self.interval.is_zero() {
             return Err(Error::usage("--interval is 0", "use 100ms or more"));
         }
         if self.once || self.form.json {
-            let before = Sample::take();
+            let before = CounterSample::take();
             wait(self.interval)?;
-            let interval = Interval::between(&before, &Sample::take());
+            let interval = SampleInterval::between(&before, &CounterSample::take());
             return match self.form.json {
                 true => output::json(&interval.to_json()),
                 false => output::print(&table::text(&interval)),

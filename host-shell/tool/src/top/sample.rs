@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 use std::time::Instant;
 
 /// A look at all stores.
-pub struct Sample {
+pub struct CounterSample {
     at: Instant,
     stores: Vec<PublishedStore>,
     /// Pages that could not be read, in words.
     unreadable: Vec<String>,
 }
 
-impl Sample {
+impl CounterSample {
     pub fn take() -> Self {
         let (stores, refused): (Vec<_>, Vec<_>) = published_stores(&readable_folders())
             .into_iter()
@@ -97,14 +97,14 @@ impl StoreRates {
 }
 
 /// What all stores did between two looks.
-pub struct Interval {
+pub struct SampleInterval {
     pub stores: Vec<StoreRates>,
     pub unreadable: Vec<String>,
 }
 
-impl Interval {
+impl SampleInterval {
     /// A store that the earlier look did not see has no rates yet.
-    pub fn between(earlier: &Sample, now: &Sample) -> Self {
+    pub fn between(earlier: &CounterSample, now: &CounterSample) -> Self {
         let seconds = now.at.duration_since(earlier.at).as_secs_f64();
         let rates = |store: &PublishedStore| {
             let key = |one: &PublishedStore| (one.pid, one.store, one.opened_ms);

@@ -1,6 +1,6 @@
 //! The live table at a terminal.
 
-use super::sample::{Interval, Sample, StoreRates};
+use super::sample::{CounterSample, SampleInterval, StoreRates};
 use super::table::{self, HEADINGS, TEXTS, TableOrder};
 use crate::common::stop_flag;
 use nvme_host::{Error, Result};
@@ -46,8 +46,8 @@ fn of_terminal(error: io::Error) -> Error {
 
 fn show(terminal: &mut ratatui::DefaultTerminal, interval: Duration) -> io::Result<()> {
     let mut state = ScreenState::default();
-    let mut before = Sample::take();
-    state.take(Interval::between(&before, &before));
+    let mut before = CounterSample::take();
+    state.take(SampleInterval::between(&before, &before));
     let mut next = Instant::now() + interval;
     loop {
         terminal.draw(|frame| state.draw(frame))?;
@@ -57,8 +57,8 @@ fn show(terminal: &mut ratatui::DefaultTerminal, interval: Duration) -> io::Resu
             }
             let left = next.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let now = Sample::take();
-                state.take(Interval::between(&before, &now));
+                let now = CounterSample::take();
+                state.take(SampleInterval::between(&before, &now));
                 (before, next) = (now, Instant::now() + interval);
                 break;
             }
@@ -80,7 +80,7 @@ fn show(terminal: &mut ratatui::DefaultTerminal, interval: Duration) -> io::Resu
 }
 
 impl ScreenState {
-    fn take(&mut self, interval: Interval) {
+    fn take(&mut self, interval: SampleInterval) {
         self.stores = interval.stores;
         self.unreadable = interval.unreadable;
         self.order.sort(&mut self.stores);
@@ -204,7 +204,7 @@ mod tests {
 
     fn state() -> ScreenState {
         let mut state = ScreenState::default();
-        state.take(Interval {
+        state.take(SampleInterval {
             stores: vec![store(7, 100, 3), store(9, 1000, 11)],
             unreadable: vec!["a page is of version 2".to_owned()],
         });
@@ -275,12 +275,12 @@ mod tests {
         );
         assert!(lines[7..].join(" ").contains("reason of 7"));
         // A store that is gone cannot stay chosen.
-        state.take(Interval {
+        state.take(SampleInterval {
             stores: vec![store(9, 1, 1)],
             unreadable: Vec::new(),
         });
         assert!(drawn(&state)[7..].join(" ").contains("reason of 9"));
-        state.take(Interval {
+        state.take(SampleInterval {
             stores: Vec::new(),
             unreadable: Vec::new(),
         });

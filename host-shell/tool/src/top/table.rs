@@ -1,6 +1,6 @@
 //! The table: a row for each store, for the screen and for print.
 
-use super::sample::{Interval, StoreRates};
+use super::sample::{SampleInterval, StoreRates};
 use crate::common::visible;
 use nvme_host::units;
 use std::cmp::Ordering;
@@ -124,7 +124,7 @@ pub fn path_line(store: &StoreRates) -> String {
 }
 
 /// Returns the table as text, each store followed by its path.
-pub fn text(interval: &Interval) -> String {
+pub fn text(interval: &SampleInterval) -> String {
     let rows: Vec<_> = interval.stores.iter().map(cells).collect();
     let widths = widths(&rows);
     let line = |cells: &[String; HEADINGS.len()]| {

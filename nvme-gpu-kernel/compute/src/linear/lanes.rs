@@ -8,10 +8,13 @@ use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_formats::{f32_of_bf16, f32_of_f16};
 use nvme_gpu_kernel::arch;
 
-/// The logistic function, as kernels name it.
-pub struct ApproximateLogistic;
+/// The logistic function of lanes.
+pub struct LaneLogistic;
 
-impl LogisticFunction for ApproximateLogistic {
+/// The name that kernels use.
+pub use LaneLogistic as ApproximateLogistic;
+
+impl LogisticFunction for LaneLogistic {
     fn of(x: f32) -> f32 {
         1.0 / (1.0 + exp(-x))
     }

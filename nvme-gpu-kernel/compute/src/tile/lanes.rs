@@ -436,7 +436,7 @@ pub mod mma {
         b: [u32; 2],
     }
 
-    /// Adds the product of 16 x 8 and 8 x 8 numbers, of which the tensor cores use the upper 19 bits, to 16 x 8 sums.
+    /// Adds the product of 16 x 8 and 8 x 8 numbers, whose upper 19 bits the tensor cores use, to 16 x 8 sums.
     /// Every lane of the warp calls it.
     #[track_caller]
     pub fn mma_tf32(sums: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
