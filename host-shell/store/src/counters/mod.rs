@@ -142,8 +142,8 @@ impl StoreCounters {
         }
     }
 
-    #[cfg(feature = "cuda")]
     /// Sets a gauge.
+    #[cfg(feature = "cuda")]
     #[inline]
     pub fn set(&self, counter: StoreCounter, value: u64) {
         self.word(counter).store(value, Ordering::Relaxed);
