@@ -44,6 +44,8 @@ __all__ = [
     "gemv_on_cpu",
     "gpu",
     "kept_buffers",
+    "next_event",
+    "queue_events",
     "linear_backward_on_cpu",
     "linear_forward_on_cpu",
     "location",
