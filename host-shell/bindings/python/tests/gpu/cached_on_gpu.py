@@ -51,7 +51,7 @@ def timed(count: int, hits: float, replays: int = 300) -> dict[str, object]:
         hot = torch.randperm(ROWS // 4, generator=made)[: 20 * 1024]
         batches = hot[torch.randint(0, len(hot), (replays, count), generator=made)]
         cold = torch.rand(replays, count, generator=made) >= hits
-        batches[cold] = ROWS // 4 + torch.randperm(ROWS * 3 // 4, generator=made)[: int(cold.sum())]
+        batches[cold] = torch.randint(ROWS // 4, ROWS, (int(cold.sum()),), generator=made)
         on_gpu = batches.cuda()
         ids = torch.zeros(count, dtype=torch.int64, device="cuda")
         out = torch.zeros(count, 128, dtype=torch.int32, device="cuda")
