@@ -169,7 +169,7 @@ impl StoreSpace {
 
     /// Returns the number of writes by the CPU that have ended. Tests compare it with the writes that they
     /// made, since a cached row is stale exactly when this number has changed.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "sim"))]
     pub fn writes(&self) -> u64 {
         self.writes.load(Ordering::Acquire)
     }
