@@ -111,24 +111,31 @@ impl GpuRows {
     ) -> Result<PendingRows> {
         self.state.counts.owned.fetch_add(1, Ordering::Relaxed);
         let size = (shape.blocks, shape.threads);
-        let slot = (self.slot()?, named);
-        self.start(widened.launch.gather, slot, stream, |kernels, gather, _| {
-            let launch = Batched {
-                gather,
-                ..widened.launch
-            };
-            let widened = WidenedLaunch { launch, ..widened };
-            // SAFETY: the kernel takes one such launch, or one with a map; the caller vouches for its addresses.
-            unsafe {
-                match map {
-                    Some(map) => {
-                        let kernel = map.kernels.gather_batched_wide;
-                        kernels.launch_of(stream, kernel, size, &map.launch(widened))
+        let slot = self.slot()?.moving_rows_of(&widened.launch.gather);
+        self.start(
+            widened.launch.gather,
+            (slot, named),
+            stream,
+            |kernels, gather, _| {
+                let launch = Batched {
+                    gather,
+                    ..widened.launch
+                };
+                let widened = WidenedLaunch { launch, ..widened };
+                // SAFETY: the kernel takes one such launch, or one with a map; the caller vouches for its addresses.
+                unsafe {
+                    match map {
+                        Some(map) => {
+                            let kernel = map.kernels.gather_batched_wide;
+                            kernels.launch_of(stream, kernel, size, &map.launch(widened))
+                        }
+                        None => {
+                            kernels.launch_of(stream, kernels.gather_batched_wide, size, &widened)
+                        }
                     }
-                    None => kernels.launch_of(stream, kernels.gather_batched_wide, size, &widened),
                 }
-            }
-        })
+            },
+        )
     }
 
     /// Returns the launch that gathers by all queues that blocks own.

@@ -133,7 +133,7 @@ impl GpuRows {
                     &distinct,
                 )
             })?;
-            let slot = (number()?, named.clone());
+            let slot = (number()?.moving_rows_of(&distinct.gather), named.clone());
             let gathered =
                 self.start(distinct.gather, slot, stream, |kernels, gather, blocks| {
                     let distinct = DistinctLaunch { gather, ..distinct };
