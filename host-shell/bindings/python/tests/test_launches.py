@@ -34,6 +34,8 @@ class Graph:
         self.cuda = cuda
         self.stream, graph, self.exec = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         assert cuda.cuStreamCreate(ctypes.byref(self.stream), 1) == 0
+        # Memory that the collector frees in between would end the capture.
+        gc.collect()
         assert cuda.cuStreamBeginCapture_v2(self.stream, 0) == 0
         try:
             self.made = work(self.stream.value)
