@@ -86,6 +86,7 @@ def test_rows_of_each_dtype_equal_those_of_torch(cuda, name):
             assert after["failed_rows"] - before["failed_rows"] == int((codes != 0).sum())
             assert after["unique_asked"] - before["unique_asked"] == COUNT
             assert after["unique_read"] - before["unique_read"] == distinct(ids)
+            assert after["rows_read"] - before["rows_read"] == COUNT
 
 
 @pytest.mark.parametrize("to", ["float16", "bfloat16", "float32"])

@@ -33,8 +33,8 @@ pub(super) struct LaunchSlot {
     stage: SlotStage,
     kernels: Option<Arc<RowKernels>>,
     named: Named,
-    /// Rows that each run of the launch moves, if they are counted.
-    moved: Option<MovedRows>,
+    /// Rows that each run of the launch moves; none if they are not counted.
+    moved: MovedRows,
     is_scatter: bool,
 }
 
@@ -81,7 +81,7 @@ impl RowsState {
             stage: SlotStage::Reserved,
             kernels: None,
             named: None,
-            moved: None,
+            moved: MovedRows::default(),
             is_scatter: false,
         };
         Ok(numbers.into_iter().map(slot).collect())
@@ -115,7 +115,7 @@ impl LaunchSlot {
 
     /// Returns it with `rows` rows of `bytes` bytes together, which each run of the launch moves.
     pub fn moving(mut self, rows: u64, bytes: u64) -> Self {
-        self.moved = Some(MovedRows { rows, bytes });
+        self.moved = MovedRows { rows, bytes };
         self
     }
 
@@ -164,14 +164,13 @@ impl LaunchSlot {
             }
             return Err(error);
         }
-        if let Some(moved) = slot.moved {
-            let load = LaunchLoad {
-                moved,
-                is_scatter: slot.is_scatter,
-                is_captured,
-            };
-            lock(&slot.state.counts.loads).begin(slot.number, load, slot.before);
-        }
+        // Also a launch that moves no rows: its ends are not those of the launch that had the number before.
+        let load = LaunchLoad {
+            moved: slot.moved,
+            is_scatter: slot.is_scatter,
+            is_captured,
+        };
+        lock(&slot.state.counts.loads).begin(slot.number, load, slot.before);
         Ok(slot)
     }
 
