@@ -118,6 +118,11 @@ fn rows_are_gathered_by_ids_and_checked() {
         "2",
         "--queues",
         "3",
+        "--graph-rows",
+        "24,100,1000",
+        "--halves",
+        "--beside-gemm",
+        "200,100,64",
     ];
     let text = ok(&folder, &gather);
     let lines: Vec<serde_json::Value> = text
@@ -167,9 +172,36 @@ fn rows_are_gathered_by_ids_and_checked() {
             (&row.into(), &300.into())
         );
         assert_eq!(line["checked"], true);
-        assert!(line["rows_per_s"].as_f64().unwrap() > 0.0);
+        let positive = |value: &serde_json::Value| assert!(value.as_f64().unwrap() > 0.0, "{line}");
+        positive(&line["rows_per_s"]);
+        let graphs = line["graphs"].as_array().unwrap();
+        let rows: Vec<&serde_json::Value> = graphs.iter().map(|graph| &graph["rows"]).collect();
+        assert_eq!(rows, [24, 100, 300]);
+        for graph in graphs {
+            positive(&graph["bare_us_p50"]);
+            assert!(graph["us_p50"].as_f64() <= graph["us_p99"].as_f64());
+        }
+        // A station holds 64 KiB, and gathers in halves may hold one of two.
+        assert_eq!(graphs[0]["halves"].is_null(), *row > 4000, "{line}");
+        for name in [
+            "ms",
+            "of_it_beside_gathers",
+            "of_it_beside_lookups",
+            "lookups",
+        ] {
+            positive(&line["product"][name]);
+        }
     }
     assert_eq!(lines.len(), 4);
+    for (sizes, why) in [
+        ("8", "--beside-gemm has 1 sizes"),
+        ("1048576,1048576,64", "is not multiplied here"),
+    ] {
+        let more = ["--rows", "20", "--runs", "1", "--beside-gemm", sizes];
+        let begin = ["bench", "-d", small, "--gpu", "--gather", "--table", "4MiB"];
+        let said = fails(&folder, "", 2, &[&begin[..], &more].concat());
+        assert!(said.contains(why), "{said}");
+    }
 }
 
 #[test]
