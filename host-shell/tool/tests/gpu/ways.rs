@@ -182,7 +182,7 @@ fn rows_are_gathered_by_ids_and_checked() {
             assert!(graph["us_p50"].as_f64() <= graph["us_p99"].as_f64());
         }
         // A station holds 64 KiB, and gathers in halves may hold one of two.
-        assert_eq!(graphs[0]["halves"].is_null(), *row > 4000, "{line}");
+        assert_eq!(graphs[0]["halves"].is_null(), row > 4000, "{line}");
         for name in [
             "ms",
             "of_it_beside_gathers",
