@@ -99,7 +99,7 @@ fn a_file_goes_to_the_gpu_by_every_way() {
 #[test]
 fn rows_are_gathered_by_ids_and_checked() {
     let folder = Folder::new(Place::Embedded);
-    let device = "sim:mem?size=8MiB&block=4096&queues=8&threads=2";
+    let device = "sim:mem?size=8MiB&block=4096&queues=32&threads=2";
     let gather = [
         "bench",
         "-d",
@@ -181,8 +181,9 @@ fn rows_are_gathered_by_ids_and_checked() {
             positive(&graph["bare_us_p50"]);
             assert!(graph["us_p50"].as_f64() <= graph["us_p99"].as_f64());
         }
-        // A station holds 64 KiB, and gathers in halves may hold one of two.
-        assert_eq!(graphs[0]["halves"].is_null(), row > 4000, "{line}");
+        // Gathers in halves may hold one of two stations, which has no room for 300 rows of 4 KiB.
+        positive(&graphs[0]["halves"]["copy_us_p50"]);
+        assert!(row < 4096 || graphs[2]["halves"].is_null(), "{line}");
         for name in [
             "ms",
             "of_it_beside_gathers",

@@ -11,8 +11,10 @@ use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, GatherLaunch};
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// Launches of each graph in a run.
-const REPLAYS: usize = 100;
+/// Least and largest number of launches of each graph in a run: one for each of these rows of the case.
+const FEWEST: u64 = 10;
+const REPLAYS: u64 = 100;
+const ROWS_A_REPLAY: u64 = 1024;
 /// Bytes that are copied inside GPU memory between the halves: tens of microseconds.
 const COPIED: usize = 64 << 20;
 
@@ -50,7 +52,8 @@ impl GatherFixture {
         let (mut ours, mut bound) = (Vec::new(), Vec::new());
         let (mut about, mut alone) = (Vec::new(), Vec::new());
         case.out.zero()?;
-        for _ in 0..REPLAYS * self.job.cases.runs {
+        let replays = (case.count / ROWS_A_REPLAY).clamp(FEWEST, REPLAYS);
+        for _ in 0..replays * self.job.cases.runs as u64 {
             ours.push(self.replay(&whole.0, Some(&whole.1))?);
             bound.push(self.replay(&copies, None)?);
             if let (Some(halves), Some(work)) = (&halves, &work) {
