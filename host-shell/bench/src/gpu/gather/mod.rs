@@ -36,6 +36,7 @@ use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::ROWS;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, CheckLaunch, GatherLaunch};
 use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
@@ -312,7 +313,7 @@ impl GatherFixture {
         let rates = [&ours, &bound, &indexed].map(|runs| rate(runs));
         Ok(json!({
             "case": format!("gather_{row_bytes}"),
-            "row_bytes": row_bytes, "rows": case.count,
+            "row_bytes": row_bytes, "rows": case.count, "distinct_rows": distinct(&case.host_ids),
             "rows_per_s": rates[0], "gb_per_s": rates[0] * f64::from(row_bytes) / 1e9,
             "bound_rows_per_s": rates[1], "of_bound": rates[0] / rates[1],
             "index_and_copy_rows_per_s": rates[2], "of_index_and_copy": rates[0] / rates[2],
@@ -534,4 +535,9 @@ impl GatherFixture {
             }),
         }
     }
+}
+
+/// Returns how many rows the ids name: long gathers read each of them once.
+fn distinct(ids: &[i64]) -> usize {
+    ids.iter().collect::<HashSet<_>>().len()
 }
