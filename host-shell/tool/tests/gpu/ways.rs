@@ -199,7 +199,9 @@ fn rows_are_gathered_by_ids_and_checked() {
         ("1048576,1048576,64", "is not multiplied here"),
     ] {
         let more = ["--rows", "20", "--runs", "1", "--beside-gemm", sizes];
-        let begin = ["bench", "-d", device, "--gpu", "--gather", "--table", "4MiB"];
+        let begin = [
+            "bench", "-d", device, "--gpu", "--gather", "--table", "4MiB",
+        ];
         let said = fails(&folder, "", 2, &[&begin[..], &more].concat());
         assert!(said.contains(why), "{said}");
     }
