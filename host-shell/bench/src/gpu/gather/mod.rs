@@ -242,7 +242,8 @@ pub fn gather(
     let rig = GatherFixture {
         copy: module.function("nvme_copy_rows")?,
         check: module.function("nvme_check_rows")?,
-        stream: Stream::new(&gpu)?,
+        // So that gathers beside a product wait for a few of its blocks, and not for all.
+        stream: Stream::urgent(&gpu)?,
         mirror: RegisteredMemory::pages(&gpu, &mirror_pages)?,
         mirror_pages,
         cpu,
