@@ -359,6 +359,19 @@ fn matrices_of(
             listed(names)
         ));
     }
+    let has_bias = |matrix: &ExpertMatrix| {
+        let mut parts = by_matrix[matrix].iter();
+        parts.any(|part| part.role == TensorRole::Bias)
+    };
+    let (with, without): (Vec<ExpertMatrix>, Vec<ExpertMatrix>) =
+        by_matrix.keys().copied().partition(has_bias);
+    if let ([with, ..], [without, ..]) = (&with[..], &without[..]) {
+        return Err(format!(
+            "{} has a bias, and {} has none",
+            with.name(),
+            without.name()
+        ));
+    }
     let mut matrices = Vec::new();
     for (matrix, parts) in &by_matrix {
         let (format, rows, columns) = stored(parts)?;
@@ -424,7 +437,8 @@ fn sizes_of(matrices: &[StoredMatrix]) -> std::result::Result<(u64, u64), String
         if hidden == 0 && one.rows % halves == 0 {
             hidden = one.rows / halves;
         }
-        let fits = one.rows == hidden * halves && (one.columns == width || one.columns == 0);
+        let fits = hidden.checked_mul(halves) == Some(one.rows)
+            && (one.columns == width || one.columns == 0);
         if !fits {
             return Err(format!(
                 "{} is of {} x {}, and down of {} x {}",

@@ -227,6 +227,14 @@ impl MatrixParts<'_> {
         // A scale of the whole matrix is known of GGUF's NVFP4 alone.
         let global = self.role(TensorRole::GlobalScale);
         let fits = global.is_none_or(|one| one.is_scalar && self.weight.dtype == Dtype::Nvfp4);
+        // Their scales may be in a file that was not named.
+        let needs_scales = matches!(
+            self.weight.dtype,
+            Dtype::F8E4M3 | Dtype::F8E5M2 | Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2
+        );
+        if needs_scales {
+            return ExpertFormat::Unknown(format!("{} without scales", self.weight.dtype.name()));
+        }
         match self.parts.iter().filter(is_known).count() == self.parts.len() && fits {
             true => ExpertFormat::Plain(self.weight.dtype),
             false => self.unknown(),

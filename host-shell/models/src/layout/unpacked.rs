@@ -310,8 +310,6 @@ fn format_of(dtype: Dtype) -> Option<Format> {
     Some(match dtype {
         Dtype::F16 => Format::F16,
         Dtype::Bf16 => Format::Bf16,
-        Dtype::F8E4M3 => Format::F8E4M3,
-        Dtype::F8E5M2 => Format::F8E5M2,
         Dtype::Q8_0 => Format::Q8_0,
         Dtype::Q4_0 => Format::Q4_0,
         Dtype::Q4_1 => Format::Q4_1,

@@ -1,6 +1,7 @@
 //! Published files at their true sizes: headers as those models have them, and sparse data.
 
 mod formats;
+mod random;
 mod refused;
 
 use super::*;

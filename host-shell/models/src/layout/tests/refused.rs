@@ -221,12 +221,19 @@ fn a_name_in_two_files_and_two_models_are_named() {
         ),
         (
             slabs("up_proj", "BF16", &[4, 64, 64]),
-            "gate_up, up, not gate",
+            "are up, gate_up, not gate",
         ),
     ] {
         let error = refused("slabs", &[vec![both.clone(), down]]);
         assert!(error.contains(cause), "{error}");
     }
+    let bias = slabs("gate_up_proj_bias", "BF16", &[4, 64]);
+    let down = slabs("down_proj", "BF16", &[4, 64, 32]);
+    let error = refused("bias", &[vec![both, down, bias]]);
+    assert!(
+        error.contains("gate_up has a bias, and down has none"),
+        "{error}"
+    );
 }
 
 /// A model of three layers in three parts.
