@@ -98,7 +98,7 @@ const MATRICES_OF_GGUF: [(&str, ExpertMatrix); 4] = [
 ];
 
 /// What follows the name of a matrix. DeepSeek, ModelOpt, compressed-tensors, gpt-oss, AutoGPTQ and AutoAWQ.
-const ROLES: [(&str, TensorRole); 24] = [
+const ROLES: [(&str, TensorRole); 25] = [
     ("", TensorRole::Weight),
     (".weight", TensorRole::Weight),
     (".weight_packed", TensorRole::PackedWeight),
@@ -123,6 +123,7 @@ const ROLES: [(&str, TensorRole); 24] = [
     ("_bias", TensorRole::Bias),
     (".input_scale", TensorRole::InputScale),
     ("_input_scale", TensorRole::InputScale),
+    (".input_global_scale", TensorRole::InputScale),
 ];
 
 const ROLES_OF_GGUF: [(&str, TensorRole); 4] = [
