@@ -1,0 +1,52 @@
+//! Unit tests for aarch64 under qemu-user, with pages of 4 KiB and of 64 KiB.
+
+use super::ARCHITECTURES;
+use super::Release;
+use chores::process::{Failure, cargo, cargo_test, shown, target_dir};
+use chores::report::Counts;
+use std::process::Command;
+
+/// Packages whose unit tests need no device, GPU or other program.
+const PACKAGES: [&str; 5] = [
+    "nvme-spec",
+    "nvme-core",
+    "nvme-sim",
+    "nvme-auditor",
+    "nvme-driver",
+];
+/// Pages of the machine that qemu-user plays, in bytes.
+const PAGES: [&str; 2] = ["4096", "65536"];
+
+/// Runs the unit tests of [`PACKAGES`], and the queues as threads of the stress program.
+pub fn test(_: &Release) -> Result<Counts, Failure> {
+    let mut counts = Counts::default();
+    for page in PAGES {
+        let mut tests = command("test", page);
+        tests.args(["--quiet", "--lib"]);
+        for package in PACKAGES {
+            tests.args(["--package", package]);
+        }
+        counts.add(cargo_test(&mut tests)?);
+    }
+    let mut stress = command("run", PAGES[0]);
+    stress.args(["--quiet", "--release", "--package", "nvme-stress"]);
+    stress.args(["--", "--commands", "20000"]);
+    println!("$ {}", shown(&stress));
+    chores::process::check(&mut stress)?;
+    counts.add(Counts::PASSED);
+    Ok(counts)
+}
+
+fn command(action: &str, page: &str) -> Command {
+    let [_, arm] = ARCHITECTURES;
+    let mut command = cargo();
+    command.args([action, "--target", &arm.target("gnu")]);
+    command.env("CARGO_TARGET_DIR", target_dir().join("release-aarch64"));
+    command.env(
+        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER",
+        format!("{}-gcc", arm.triplet()),
+    );
+    let runner = format!("qemu-aarch64-static -p {page} -L /usr/{}", arm.triplet());
+    command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
+    command
+}
