@@ -69,7 +69,7 @@ usage: cargo xtask <command>
   fio PREFIX [--built FOLDER]
                      as install-c, and the engine for the fio that is installed, built with its headers
                      from the source package
-  release [--list | STEP...]
+  release [--list | [--for x86_64|aarch64] STEP...]
                      make wheels, packages of Debian, archives, bills of materials and checksums for
                      x86-64 and aarch64, and try each in clean systems; uploads nothing. By hand, on
                      Debian, as root; takes an hour or more

@@ -1,7 +1,7 @@
 //! Packages of Debian: the tool, the C libraries, their headers, and the kernel module for dkms.
 
 use super::programs::{built, describe};
-use super::{ARCHITECTURES, Architecture, GLIBC, Release, VERSION, files};
+use super::{Architecture, GLIBC, Release, VERSION, files};
 use crate::install_c::{self, CInstallation};
 use chores::process::{Failure, check, output, root};
 use chores::report::Counts;
@@ -37,7 +37,7 @@ pub fn make(release: &Release) -> Result<Counts, Failure> {
     files::remove_ending(&release.artefacts, ".deb")?;
     let maker = maintainer()?;
     let mut made = Vec::new();
-    for architecture in ARCHITECTURES {
+    for &architecture in &release.architectures {
         made.push(tool(release, architecture, &maker)?);
         made.extend(libraries(release, architecture, &maker)?);
     }
@@ -110,6 +110,7 @@ fn tool(release: &Release, architecture: Architecture, maker: &str) -> Result<Pa
     let tool = built(architecture, "gnu").join("nvme-gpu");
     files::copy(&tool, &stage.join("usr/bin/nvme-gpu"), 0o755)?;
     describe(
+        (architecture, "gnu"),
         &stage.join("usr"),
         "share/zsh/vendor-completions/_nvme-gpu",
         "share/fish/vendor_completions.d/nvme-gpu.fish",

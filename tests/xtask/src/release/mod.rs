@@ -68,6 +68,8 @@ pub struct Release {
     /// Folder for what is in the making.
     pub work: PathBuf,
     pub tools: ReleaseTools,
+    /// What artefacts are made for now.
+    pub architectures: Vec<Architecture>,
     /// Time of the last commit, in seconds: the time that archives give their files.
     pub time: String,
 }
@@ -86,12 +88,25 @@ const STEPS: [(&str, Step); 9] = [
     ("aarch64", foreign::test),
 ];
 
-/// `cargo xtask release [--list | STEP...]`
+/// `cargo xtask release [--list | [--for ARCHITECTURE] STEP...]`
 pub fn command(words: &[&str]) -> Result<(), Failure> {
     if words == ["--list"] {
         STEPS.iter().for_each(|(name, _)| println!("{name}"));
         return Ok(());
     }
+    let (architectures, words) = match words {
+        ["--for", wanted, rest @ ..] => {
+            let of = |one: &Architecture| one.rust == *wanted;
+            let found: Vec<Architecture> = ARCHITECTURES.into_iter().filter(of).collect();
+            if found.is_empty() {
+                return Err(Failure::new(format!(
+                    "no artefacts are made for {wanted}; use x86_64 or aarch64"
+                )));
+            }
+            (found, rest)
+        }
+        rest => (ARCHITECTURES.to_vec(), rest),
+    };
     let names = STEPS.map(|(name, _)| name);
     if let Some(unknown) = words.iter().find(|word| !names.contains(word)) {
         return Err(Failure::new(format!(
@@ -103,6 +118,7 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
         artefacts: target_dir().join("release-artefacts"),
         work: target_dir().join("release-work"),
         tools: ReleaseTools::prepare()?,
+        architectures,
         time: commit_time()?,
     };
     for folder in [&release.artefacts, &release.work] {
@@ -173,6 +189,8 @@ mod tests {
         let failure = command(&["wheel"]).unwrap_err().to_string();
         assert!(failure.contains("no such step: wheel"), "{failure}");
         assert!(failure.contains("programs, tarballs, wheels"), "{failure}");
+        let failure = command(&["--for", "riscv64"]).unwrap_err().to_string();
+        assert!(failure.contains("use x86_64 or aarch64"), "{failure}");
     }
 
     #[test]

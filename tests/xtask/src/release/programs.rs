@@ -1,6 +1,7 @@
 //! The tool and the C libraries for both architectures: with glibc for everything, static with musl for the tool alone.
 
-use super::{ARCHITECTURES, Architecture, GLIBC, Release, VERSION, files, linked, tar};
+use super::roots::emulate;
+use super::{Architecture, GLIBC, Release, VERSION, files, linked, tar};
 use chores::process::{Failure, check, root, target_dir};
 use chores::report::Counts;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ pub const LIBRARIES: [&str; 2] = ["libnvme_gpu_capi.so", "libnvme_gpu_compat.so"
 /// Builds all of them, and checks what each is linked with.
 pub fn make(release: &Release) -> Result<Counts, Failure> {
     let mut counts = Counts::default();
-    for architecture in ARCHITECTURES {
+    for &architecture in &release.architectures {
         let (major, minor) = GLIBC;
         let mut build = build(release);
         let target = architecture.target("gnu");
@@ -60,21 +61,33 @@ pub fn built(architecture: Architecture, library: &str) -> PathBuf {
         .join("release")
 }
 
-/// Writes manual pages and completions below `prefix`, as the tool of this machine prints them.
-pub fn describe(prefix: &Path, zsh: &str, fish: &str) -> Result<(), Failure> {
-    let host = ARCHITECTURES.into_iter().find(|one| one.is_host());
-    let host = host.ok_or_else(|| Failure::missing("a release is made on x86-64 or aarch64"))?;
-    let tool = built(host, "gnu").join(TOOL);
+/// Writes manual pages and completions below `prefix`, as `tool` prints them: each C library has other options.
+pub fn describe(
+    (architecture, library): (Architecture, &str),
+    prefix: &Path,
+    zsh: &str,
+    fish: &str,
+) -> Result<(), Failure> {
+    let tool = built(architecture, library).join(TOOL);
+    let run = || {
+        let mut run = Command::new(&tool);
+        // Where qemu-user finds the loader of another architecture.
+        run.env("QEMU_LD_PREFIX", format!("/usr/{}", architecture.triplet()));
+        run
+    };
+    if !architecture.is_host() {
+        emulate()?;
+    }
     let manual = prefix.join("share/man/man1");
     files::make_folder(&manual)?;
-    check(Command::new(&tool).arg("man").arg(&manual))?;
+    check(run().arg("man").arg(&manual))?;
     let shells = [
         ("bash", "share/bash-completion/completions/nvme-gpu"),
         ("zsh", zsh),
         ("fish", fish),
     ];
     for (shell, path) in shells {
-        let script = chores::process::output(Command::new(&tool).args(["completions", shell]))?;
+        let script = chores::process::output(run().args(["completions", shell]))?;
         files::write(&prefix.join(path), &script)?;
     }
     Ok(())
@@ -84,7 +97,7 @@ pub fn describe(prefix: &Path, zsh: &str, fish: &str) -> Result<(), Failure> {
 /// library.
 pub fn pack(release: &Release) -> Result<Counts, Failure> {
     let mut counts = Counts::default();
-    for architecture in ARCHITECTURES {
+    for &architecture in &release.architectures {
         for library in ["gnu", "musl"] {
             let name = archive(architecture, library);
             let folder = release.work.join(&name);
@@ -92,6 +105,7 @@ pub fn pack(release: &Release) -> Result<Counts, Failure> {
             let tool = built(architecture, library).join(TOOL);
             files::copy(&tool, &folder.join("bin").join(TOOL), 0o755)?;
             describe(
+                (architecture, library),
                 &folder,
                 "share/zsh/site-functions/_nvme-gpu",
                 "share/fish/vendor_completions.d/nvme-gpu.fish",

@@ -1,6 +1,6 @@
 //! Clean systems of Debian in a folder: made by mmdebstrap once, unpacked anew for each trial.
 
-use super::{ARCHITECTURES, Architecture, Release, files};
+use super::{Architecture, Release, files};
 use chores::process::{Failure, NETWORK, check, check_retried};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,8 +21,8 @@ pub struct CleanRoot {
 }
 
 impl CleanRoot {
-    pub fn all() -> impl Iterator<Item = Self> {
-        ARCHITECTURES.into_iter().flat_map(|architecture| {
+    pub fn all(release: &Release) -> impl Iterator<Item = Self> {
+        release.architectures.iter().flat_map(|&architecture| {
             SUITES.map(|suite| Self {
                 suite,
                 architecture,
@@ -106,7 +106,7 @@ fn remove(root: &Path) -> Result<(), Failure> {
 }
 
 /// Lets this machine run programs of other architectures, by qemu-user.
-fn emulate() -> Result<(), Failure> {
+pub fn emulate() -> Result<(), Failure> {
     let folder = Path::new("/proc/sys/fs/binfmt_misc");
     if !folder.join("register").exists() {
         let mut mount = Command::new("mount");

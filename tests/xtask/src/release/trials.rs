@@ -24,7 +24,7 @@ struct Trial {
 pub fn run(release: &Release) -> Result<Counts, Failure> {
     let chosen = std::env::var("NVME_GPU_TRIALS").unwrap_or_default();
     let mut counts = Counts::default();
-    for clean in CleanRoot::all() {
+    for clean in CleanRoot::all(release) {
         for trial in of_system(release, clean.architecture)? {
             let row = format!("{}\t{}", clean.name(), trial.artefact);
             if row.contains(&chosen) {
@@ -33,7 +33,8 @@ pub fn run(release: &Release) -> Result<Counts, Failure> {
             }
         }
     }
-    for minor in PYTHONS {
+    let host = release.architectures.iter().any(|one| one.is_host());
+    for minor in PYTHONS.filter(|_| host) {
         let row = format!("CPython 3.{minor} {}\twheel", std::env::consts::ARCH);
         if row.contains(&chosen) {
             let result = in_python(release, minor);

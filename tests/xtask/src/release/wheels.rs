@@ -1,7 +1,7 @@
 //! The wheels for Python: one for each architecture, for CPython 3.10 and newer.
 
 use super::programs::SETTINGS;
-use super::{ARCHITECTURES, Architecture, GLIBC, Release, VERSION, files};
+use super::{Architecture, GLIBC, Release, VERSION, files};
 use chores::process::{Failure, check, output, root, target_dir};
 use chores::report::Counts;
 
@@ -11,7 +11,7 @@ const MANIFEST: &str = "host-shell/bindings/python/Cargo.toml";
 pub fn make(release: &Release) -> Result<Counts, Failure> {
     let mut counts = Counts::default();
     files::remove_ending(&release.artefacts, ".whl")?;
-    for architecture in ARCHITECTURES {
+    for &architecture in &release.architectures {
         let platform = format!("manylinux_{}_{}", GLIBC.0, GLIBC.1);
         let mut maturin = release.tools.python("maturin");
         maturin.args([
