@@ -110,7 +110,7 @@ impl PlacedTensors for StoreRegion {
         let end = offset.checked_add(bytes).filter(|end| *end <= self.bytes);
         match end {
             Some(_) if bytes == 0 => Ok(Vec::new()),
-            Some(end) => Ok(vec![self.offset + offset..self.offset + end]),
+            Some(end) => Ok(std::iter::once(self.offset + offset..self.offset + end).collect()),
             None => Err(Error::usage(
                 format!("bytes {offset} and {bytes} more end past {}", self.name),
                 "use bytes of the file",
