@@ -168,7 +168,7 @@ impl ExpertFiles {
         Ok(Self::found(store, vec![Arc::new(whole)], vec![catalog]))
     }
 
-    /// Finds the experts of a model in `files`, all of which `store` reads. The parts of a split GGUF are named in their
+    /// Finds the experts of a model in `files`, which `store` reads. The parts of a split GGUF are named in their
     /// order, all of them; other files in any order.
     ///
     /// # Errors
