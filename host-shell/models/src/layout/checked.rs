@@ -177,7 +177,7 @@ enum GroupedTensors<'a> {
 }
 
 impl GroupedTensors<'_> {
-    /// Returns the number of experts, of which none is missing.
+    /// Returns the number of experts, if none is missing.
     fn count(&self) -> std::result::Result<u64, String> {
         match self {
             Self::Merged(parts) => merged_count(parts),

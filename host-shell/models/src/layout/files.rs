@@ -110,7 +110,7 @@ impl PlacedTensors for StoreRegion {
         let end = offset.checked_add(bytes).filter(|end| *end <= self.bytes);
         match end {
             Some(_) if bytes == 0 => Ok(Vec::new()),
-            Some(end) => Ok(vec![self.offset + offset..self.offset + end]),
+            Some(end) => Ok(std::iter::once(self.offset + offset..self.offset + end).collect()),
             None => Err(Error::usage(
                 format!("bytes {offset} and {bytes} more end past {}", self.name),
                 "use bytes of the file",
@@ -168,7 +168,7 @@ impl ExpertFiles {
         Ok(Self::found(store, vec![Arc::new(whole)], vec![catalog]))
     }
 
-    /// Finds the experts of a model in `files`, all of which `store` reads. The parts of a split GGUF are named in their
+    /// Finds the experts of a model in `files`, which `store` reads. The parts of a split GGUF are named in their
     /// order, all of them; other files in any order.
     ///
     /// # Errors

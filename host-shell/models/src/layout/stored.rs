@@ -294,7 +294,7 @@ impl MatrixParts<'_> {
         }
     }
 
-    /// Names the types of which the meaning is not known together.
+    /// Names the types whose meaning is not known together.
     fn unknown(&self) -> ExpertFormat {
         let parts = self
             .parts

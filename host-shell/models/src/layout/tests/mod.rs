@@ -8,13 +8,16 @@ use super::*;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A folder that is removed at the end.
 struct TestFolder(PathBuf);
 
 impl TestFolder {
     fn new(name: &str) -> Self {
-        let folder = format!("nvme-gpu-layout-{name}-{}", std::process::id());
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let folder = format!("nvme-gpu-layout-{name}-{}-{number}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
         fs::create_dir_all(&folder).unwrap();
         Self(folder)

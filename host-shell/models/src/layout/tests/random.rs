@@ -46,7 +46,7 @@ fn described() -> impl Strategy<Value = Described> {
     (name(), dtype, prop::collection::vec(length, 0..5))
 }
 
-/// A layer of which all is right, but for a few changes.
+/// A layer that is right but for a few changes.
 fn nearly_right() -> impl Strategy<Value = Vec<Described>> {
     let changes = prop::collection::vec((any::<prop::sample::Index>(), described(), 0..4u8), 0..3);
     changes.prop_map(|changes| {

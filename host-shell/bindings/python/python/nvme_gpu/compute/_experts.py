@@ -110,7 +110,7 @@ def moe_route(
     ``logits``: float32 of the shape ``(tokens, experts)``. ``score``: of an expert, by which it is selected and weighed:
     ``"softmax"`` over all (Qwen3, Mixtral), ``"softmax_of_chosen"`` (gpt-oss; logits select), ``"sigmoid"`` (DeepSeek-V3,
     GLM, Kimi-K2), ``"sqrt_softplus"`` (DeepSeek-V4). ``bias``: float32, a number for each expert, which is added to the
-    scores that select and not to the weights. ``groups``: of consecutive experts, of which those ``kept_groups`` with the
+    scores that select and not to the weights. ``groups``: of consecutive experts; the ``kept_groups`` groups with the
     largest sums of their ``best_of_group`` scores are left. ``normalise``: whether weights are divided by their sum and
     ``epsilon``; ``factor`` multiplies them. ``chosen``: int32 of the shape ``(tokens, k)``, the experts of a table by the
     token's id (DeepSeek-V4's first layers), which are weighed only.
