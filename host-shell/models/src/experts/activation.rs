@@ -1,6 +1,6 @@
 //! The activations between the matrices of an expert.
 
-/// How gate and up become the vector that down multiplies.
+/// Function of gate and up that returns the vector that down multiplies.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum ExpertActivation {
     /// SwiGLU: `silu(gate) * up`.

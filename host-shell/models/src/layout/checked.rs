@@ -17,9 +17,9 @@ const REMEDY: &str = "name all files of one model, or get them again";
 /// A matrix of an expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredMatrix {
-    /// Which one.
+    /// The matrix.
     pub matrix: ExpertMatrix,
-    /// How it is stored.
+    /// Its stored form.
     pub format: ExpertFormat,
     /// Elements of the product.
     pub rows: u64,

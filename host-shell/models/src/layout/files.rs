@@ -112,7 +112,7 @@ impl PlacedTensors for StoreRegion {
             Some(_) if bytes == 0 => Ok(Vec::new()),
             Some(end) => Ok(std::iter::once(self.offset + offset..self.offset + end).collect()),
             None => Err(Error::usage(
-                format!("bytes {offset} and {bytes} more end past {}", self.name),
+                format!("{} has no {bytes} bytes from byte {offset} on", self.name),
                 "use bytes of the file",
             )),
         }
@@ -263,7 +263,7 @@ impl ExpertFiles {
         let names = self.names().filter(|name| layer_of(name) == Some(layer));
         match names.collect::<Vec<_>>()[..] {
             [name] => self.named(name),
-            [] => Err(self.unknown(&format!("layer {layer} has"))),
+            [] => Err(self.unknown(&format!("layer {layer}"))),
             ref several => Err(Error::usage(
                 format!(
                     "layer {layer} has experts under several names: {}",
@@ -282,7 +282,7 @@ impl ExpertFiles {
     pub fn named(&self, name: &str) -> Result<ExpertLayout> {
         match self.banks.get(name) {
             Some(bank) => checked::layout(&self.store, name, bank, &self.files),
-            None => Err(self.unknown(&format!("'{name}' has"))),
+            None => Err(self.unknown(&format!("'{name}'"))),
         }
     }
 
@@ -291,7 +291,7 @@ impl ExpertFiles {
             true => "name files of a model with experts".to_owned(),
             false => format!("there are: {}", listed(self.names())),
         };
-        Error::usage(format!("{what} no experts in these files"), names)
+        Error::usage(format!("{what} has no experts in these files"), names)
     }
 }
 

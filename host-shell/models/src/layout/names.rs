@@ -27,7 +27,7 @@ impl ExpertMatrix {
     }
 }
 
-/// What a tensor is for its matrix.
+/// Role of a tensor for its matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TensorRole {
     /// The elements.
@@ -97,7 +97,7 @@ const MATRICES_OF_GGUF: [(&str, ExpertMatrix); 4] = [
     ("down", ExpertMatrix::Down),
 ];
 
-/// What follows the name of a matrix. DeepSeek, ModelOpt, compressed-tensors, gpt-oss, AutoGPTQ and AutoAWQ.
+/// Ends of names, behind the name of a matrix. DeepSeek, ModelOpt, compressed-tensors, gpt-oss, AutoGPTQ and AutoAWQ.
 const ROLES: [(&str, TensorRole); 25] = [
     ("", TensorRole::Weight),
     (".weight", TensorRole::Weight),

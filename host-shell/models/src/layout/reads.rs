@@ -18,7 +18,7 @@ const ALIGNMENT: u64 = 16;
 pub struct ExpertPart {
     /// The matrix to which it belongs.
     pub matrix: ExpertMatrix,
-    /// What it is for the matrix.
+    /// Its role for the matrix.
     pub role: TensorRole,
     /// Name of the tensor in the file.
     pub tensor: String,

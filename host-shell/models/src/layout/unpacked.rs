@@ -105,7 +105,7 @@ struct MatrixRows {
     count: u64,
 }
 
-/// How an element is found, and what it is multiplied by.
+/// Place and factors of an element.
 enum ElementDecoder {
     /// Blocks of a format, which lie one after another in the matrix.
     Blocks(Format),
