@@ -1,7 +1,7 @@
 //! A product of matrices alone, and while rows are gathered in another stream: what gathers take from a model.
 
+use super::gemm::{ProductBench, ProductShape};
 use super::graphs::late;
-use super::product::{ProductBench, ProductShape};
 use super::{GatherCase, GatherFixture};
 use crate::measure::median;
 use nvme_driver::error::Result;

@@ -7,14 +7,16 @@
 
 mod beside;
 mod by_cpu;
+mod gemm;
 mod graphs;
 mod latency;
 pub(in crate::gpu) mod lay_out;
-mod product;
 mod written;
 
 use crate::measure::{GatherCases, IdGenerator, median};
 use by_cpu::CpuQueues;
+use gemm::ProductBench;
+pub use gemm::ProductShape;
 use lay_out::{STRIPE_BYTES, check_room, cores, fill, lay_out};
 use nvme_core::spec::Nsid;
 use nvme_cuda::DeviceMemory;
@@ -34,8 +36,6 @@ use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::ROWS;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, CheckLaunch, GatherLaunch};
-use product::ProductBench;
-pub use product::ProductShape;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::sync::Arc;
