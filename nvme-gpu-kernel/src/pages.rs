@@ -7,10 +7,10 @@
 /// Bytes of a header, and of the part of a payload that a warp copies in one turn.
 pub const HEADER_BYTES: u32 = 4096;
 
-/// Codes of a page beside those of rows ([`rows::code`](crate::rows::code)), of which it has that of its first read that
+/// Codes of a page beside those of rows ([`rows::code`](crate::rows::code)): a page has the code of its first read that
 /// failed.
 pub mod page_code {
-    /// The header is not the one that was committed.
+    /// The header differs from the header that was committed.
     pub const HEADER: i32 = -16;
     /// The payload has another checksum than was committed.
     pub const PAYLOAD: i32 = -17;
@@ -74,8 +74,8 @@ pub struct CheckPages {
     pub codes: u64,
     /// Address of a [`PageArrival`] for each page in host memory.
     pub arrivals: u64,
-    /// Address of [`HEADER_BYTES`] bytes for each page in host memory: the header of a page that is not the one that was
-    /// committed, for the host to say why.
+    /// Address of [`HEADER_BYTES`] bytes for each page in host memory: the header of a page that differs from what
+    /// was committed, for the host to say why.
     pub headers: u64,
     /// Number of pages.
     pub count: u64,
