@@ -48,6 +48,10 @@ pub struct GpuFacts {
     pub rdma: bool,
     /// DMA_BUF_SUPPORTED.
     pub dma_buf: bool,
+    /// INTEGRATED: the GPU has no memory but the host's.
+    pub integrated: bool,
+    /// PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: the GPU reads memory of the host as the processor does.
+    pub host_page_tables: bool,
 }
 
 impl GpuFacts {
@@ -86,6 +90,10 @@ impl GpuFacts {
             flush_options: of(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)?,
             rdma: of(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED)? != 0,
             dma_buf: of(A::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)? != 0,
+            integrated: of(A::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0,
+            host_page_tables: of(
+                A::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+            )? != 0,
         })
     }
 }

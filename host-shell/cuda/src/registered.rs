@@ -10,13 +10,11 @@ use cudarc::driver::sys::{self, CUresult};
 use nvme_driver::device::Device;
 use nvme_driver::device::relay::DoorbellRelay;
 use nvme_driver::device::ring_memory::RingMemory;
-use nvme_driver::dma::pages::DmaPages;
+use nvme_driver::dma::pages::{DmaPages, host_page};
 use nvme_driver::error::{Error, Result};
 use std::any::Any;
 use std::sync::Arc;
 
-/// The unit of registration.
-const PAGE: usize = 4096;
 /// Piece sizes in bytes that are tried in turn, if the driver does not register a range as a whole.
 const PIECES: [usize; 6] = [64 << 30, 8 << 30, 1 << 30, 64 << 20, 4 << 20, 256 << 10];
 
@@ -66,9 +64,9 @@ impl RegisteredMemory {
     pub fn doorbells(gpu: &Arc<Gpu>, device: &Arc<dyn Device>) -> Result<Self> {
         let map = device.doorbells();
         let start = map.start().cast::<u8>();
-        let before = start.addr() % PAGE;
+        let before = start.addr() % host_page();
         let start = start.wrapping_sub(before);
-        let bytes = (map.bytes() + before).next_multiple_of(PAGE);
+        let bytes = (map.bytes() + before).next_multiple_of(host_page());
         let owner = Arc::new(KeptDevice(Arc::clone(device)));
         // SAFETY: mappings are whole pages, and this one lives as long as the device, which the registration
         // holds. Registering unmapped pages would let the GPU write to memory that something else maps later.
@@ -135,9 +133,9 @@ impl RegisteredMemory {
         bytes: usize,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        let before = address % PAGE;
+        let before = address % host_page();
         let start = std::ptr::with_exposed_provenance_mut(address - before);
-        let bytes = (bytes + before).next_multiple_of(PAGE);
+        let bytes = (bytes + before).next_multiple_of(host_page());
         // SAFETY: mappings are whole pages; the caller vouches for these.
         unsafe { Self::new(gpu, start, bytes, false, owner) }
     }

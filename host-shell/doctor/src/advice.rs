@@ -3,7 +3,7 @@
 
 use crate::doctor::judge;
 use crate::nvidia::{self, NvidiaDriver};
-use crate::topology::{FeatureVerdict, MachineTopology, meaning};
+use crate::topology::{FeatureVerdict, MachineTopology, SharedMemoryGpus, meaning};
 use nvme_driver::sysfs::{PciAddress, SysfsHost};
 use serde::Serialize;
 use std::fmt;
@@ -76,7 +76,7 @@ fn above_file(host: &SysfsHost, disk: (u32, u32)) -> (String, String) {
         None => "the file does not lie on a partition or namespace of an NVMe drive of this machine: copy it to one"
             .to_owned(),
         Some(controller) => {
-            let (is_usable, _, text) = judge(host, &controller, &MachineTopology::of(host));
+            let (is_usable, _, text) = judge(host, &controller, &MachineTopology::with(host, &SharedMemoryGpus::here()));
             match is_usable {
                 true => format!(
                     "the drive {controller} belongs to Linux: `nvme-gpu bind {controller}`, then open vfio:{controller}"
@@ -138,7 +138,7 @@ fn verdict(host: &SysfsHost, device: &str, tier: u8) -> Option<String> {
         .split_once(':')
         .filter(|(way, _)| ["vfio", "kmod"].contains(way))?;
     let address = address.split('?').next()?;
-    let topology = MachineTopology::of(host);
+    let topology = MachineTopology::with(host, &SharedMemoryGpus::here());
     let paths = topology
         .paths
         .iter()

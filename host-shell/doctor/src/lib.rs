@@ -13,5 +13,6 @@ pub mod advice;
 pub mod doctor;
 mod kernel;
 mod nvidia;
+mod sharing;
 mod tiers;
 pub mod topology;

@@ -2,6 +2,7 @@
 //! does not allow: for `topology`, `doctor` and `witness`.
 
 use crate::nvidia::{self, GpuProduct, NvidiaDriver, RawAddresses};
+use crate::sharing::MemorySharing;
 use crate::topology::{PathRelation, TurningPoint};
 use nvme_driver::sysfs::{GroupNeighbour, LendingDriver, SysfsFunction, SysfsHost, UsageCensus};
 use serde::Serialize;
@@ -85,6 +86,8 @@ pub struct PairPosition {
     pub relation: PathRelation,
     /// The turning point of transfers between the two.
     pub route: TurningPoint,
+    /// Memory that the GPU shares with the processor.
+    pub sharing: Option<MemorySharing>,
 }
 
 /// Describes a tier in words.
@@ -175,7 +178,9 @@ pub fn tiers(
         .map(|tier| {
             let needs = |peer: ReasonedVerdict| match &driver {
                 None => ReasonedVerdict::no("the NVIDIA driver is not loaded"),
-                Some(driver) => of_driver(tier, driver).and(peer),
+                Some(driver) => of_driver(tier, driver)
+                    .and(of_sharing(tier, between.sharing))
+                    .and(peer),
             };
             TierVerdicts {
                 tier,
@@ -203,6 +208,20 @@ fn of_driver(tier: u8, driver: &NvidiaDriver) -> ReasonedVerdict {
         "driver {} may refuse to register a mapped BAR (open-gpu-kernel-modules, issue 732): `nvme-gpu demo -d` tries it",
         driver.version
     ))
+}
+
+/// Returns the verdict on a tier of a GPU that shares memory with the processor.
+fn of_sharing(tier: u8, sharing: Option<MemorySharing>) -> ReasonedVerdict {
+    match (tier, sharing) {
+        (0 | 1, _) | (_, None) => ReasonedVerdict::yes(""),
+        (_, Some(MemorySharing::Integrated)) => ReasonedVerdict::no(
+            "the GPU is integrated: its memory is the host's, where tier 1 has the data already, so tier 1 is the way",
+        ),
+        (_, Some(MemorySharing::HostPageTables)) => ReasonedVerdict::unknown(
+            "the GPU reads memory of the host coherently, by the processor's page tables: tier 1 is the way, and \
+             nothing shows yet that tier 2 is faster",
+        ),
+    }
 }
 
 fn rings() -> ReasonedVerdict {

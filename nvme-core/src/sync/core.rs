@@ -1,4 +1,4 @@
-//! Host back end: `core::sync::atomic`, scopes ignored.
+//! Host back end: `core::sync::atomic`. Scopes are ignored, except by fences on aarch64.
 
 use super::{Order, Scope};
 use core::sync::atomic::{self, Ordering};
@@ -136,12 +136,16 @@ impl AtomicU32 {
 
 /// A fence between the accesses before and after it.
 ///
-/// On x86-64 and aarch64 a release fence also orders stores to DMA memory before a following store to
-/// device memory mapped strongly ordered or uncached (x86: stores are not reordered; aarch64: `dmb ish`
-/// and Device-nGnRE, see docs/memory-model.md).
+/// On x86-64 and aarch64 a release fence of [`Scope::Sys`] also orders stores to DMA memory before a following store
+/// to device memory mapped strongly ordered or uncached (x86: stores are not reordered; aarch64: `dmb osh` and
+/// Device-nGnRE, see docs/memory-model.md).
 #[inline]
 pub fn fence(order: Order, _scope: Scope) {
     note!("fence", order, _scope, &());
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    if _scope == Scope::Sys {
+        return super::outer::fence(order);
+    }
     match order {
         Order::Relaxed => {}
         Order::Acquire => atomic::fence(Ordering::Acquire),

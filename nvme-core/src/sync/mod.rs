@@ -5,7 +5,8 @@
 //! operations and knows only the `.sys` scope, so nothing in this crate may use `core::sync::atomic`
 //! directly.
 
-/// The observers for whom an operation is ordered. The host and loom know only one scope and ignore it.
+/// The observers for whom an operation is ordered. The host and loom know only one scope and ignore it; on aarch64
+/// fences of the host have two.
 ///
 /// A wider scope than needed is correct but slower; a narrower one is a data race. DMA memory and doorbells
 /// always need [`Scope::Sys`].
@@ -48,6 +49,8 @@ mod backend;
 
 #[cfg(any(loom, tsan, not(target_arch = "nvptx64")))]
 mod by_branch;
+#[cfg(all(target_arch = "aarch64", not(any(loom, tsan, miri))))]
+mod outer;
 #[cfg(all(test, not(any(loom, tsan, target_arch = "nvptx64"))))]
 pub(crate) mod record;
 pub(crate) mod serial;

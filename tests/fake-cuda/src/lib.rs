@@ -11,7 +11,7 @@
 //! memory), `register-limit=BYTES` (of one registration), `idle` (kernels do nothing), `hang` (kernels never end), `slow`
 //! (each kernel begins 50 ms later), `torn`
 //! (of litmus tests of two words the second is written, not the first), `nobatch` (knows no copies in batches), `badtrace`
-//! (kernels fill the ring of their events with nonsense and count more of it than there can be), `onebuffer` (all commands
+//! (kernels fill the ring of their events with nonsense and count more of it than there can be), `integrated` (a GPU whose memory is the host's), `hosttables` (a GPU that uses the processor's page tables), `onebuffer` (all commands
 //! use one buffer).
 // UNSAFETY: a C interface of raw pointers, whose callers keep the driver's rules.
 #![allow(unsafe_code, non_snake_case)]
@@ -140,7 +140,8 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
     let answer = match which {
         16 => 4,
         // Integrated: what it exports is memory of this machine.
-        18 => c_int::from(export::is_supported()),
+        18 => c_int::from(fault("integrated") || export::is_supported()),
+        100 => c_int::from(fault("hosttables")),
         75 if fault("small") => 7,
         75 => 9,
         76 if fault("small") => 5,

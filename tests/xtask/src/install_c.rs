@@ -30,13 +30,36 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
             target_dir().join("release")
         }
     };
-    install(&prefix, &built)
+    install(&CInstallation {
+        prefix: &prefix,
+        stage: Path::new("/"),
+        libraries: "lib",
+        built: &built,
+    })?;
+    println!("installed under {}", prefix.display());
+    Ok(())
 }
 
-fn install(prefix: &Path, built: &Path) -> Result<(), Failure> {
+/// A place for the C interface.
+pub struct CInstallation<'a> {
+    /// The prefix that the installed files name.
+    pub prefix: &'a Path,
+    /// Folder that stands for `/` while a package is made.
+    pub stage: &'a Path,
+    /// Folder of the libraries below the prefix: `lib`, or Debian's `lib/TRIPLET`.
+    pub libraries: &'a str,
+    /// Folder in which cargo built the libraries.
+    pub built: &'a Path,
+}
+
+/// Installs headers, libraries, the pkg-config file and the CMake package.
+pub fn install(place: &CInstallation<'_>) -> Result<(), Failure> {
     let capi = root().join("host-shell/bindings/c");
     let kernel = root().join("nvme-gpu-kernel");
-    let (include, lib) = (prefix.join("include"), prefix.join("lib"));
+    let built = place.built;
+    let below = place.prefix.strip_prefix("/").unwrap_or(place.prefix);
+    let prefix = &place.stage.join(below);
+    let (include, lib) = (prefix.join("include"), prefix.join(place.libraries));
     let (pkgconfig, cmake) = (lib.join("pkgconfig"), lib.join("cmake/nvme_gpu"));
     let share = prefix.join("share/nvme_gpu");
     for folder in [&include, &pkgconfig, &cmake, &share] {
@@ -81,7 +104,7 @@ fn install(prefix: &Path, built: &Path) -> Result<(), Failure> {
     fill(
         &capi.join("nvme_gpu.pc.in"),
         &pkgconfig.join("nvme_gpu.pc"),
-        prefix,
+        place,
     )?;
     copy(
         &capi.join("nvme_gpu-config.cmake"),
@@ -91,10 +114,8 @@ fn install(prefix: &Path, built: &Path) -> Result<(), Failure> {
     fill(
         &capi.join(format!("{version}.in")),
         &cmake.join(version),
-        prefix,
-    )?;
-    println!("installed under {}", prefix.display());
-    Ok(())
+        place,
+    )
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
@@ -109,11 +130,12 @@ fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
 }
 
 /// Copies with the marks filled in.
-fn fill(from: &Path, to: &Path, prefix: &Path) -> Result<(), Failure> {
+fn fill(from: &Path, to: &Path, place: &CInstallation<'_>) -> Result<(), Failure> {
     let text = fs::read_to_string(from).map_err(|error| failed("read", from, &error))?;
-    let prefix = prefix.display().to_string();
+    let prefix = place.prefix.display().to_string();
     let text = text
         .replace("@PREFIX@", &prefix)
+        .replace("@LIBRARIES@", place.libraries)
         .replace("@VERSION@", VERSION);
     fs::write(to, text).map_err(|error| failed("write", to, &error))
 }

@@ -5,6 +5,7 @@ mod gpu_test;
 mod install_c;
 mod model;
 mod packages;
+mod release;
 mod simulate;
 mod test;
 mod wording;
@@ -68,6 +69,10 @@ usage: cargo xtask <command>
   fio PREFIX [--built FOLDER]
                      as install-c, and the engine for the fio that is installed, built with its headers
                      from the source package
+  release [--list | [--for x86_64|aarch64] STEP...]
+                     make wheels, packages of Debian, archives, bills of materials and checksums for
+                     x86-64 and aarch64, and try each in clean systems; uploads nothing. By hand, on
+                     Debian, as root; takes an hour or more
   write-cache [--seconds N]
                      writes of 128 KiB to a served controller with and without its write cache,
                      in turns: with it they have 0.9 of the rate
@@ -97,6 +102,7 @@ fn main() -> ExitCode {
             ["fio", rest @ ..] => fio::command(rest),
             ["kmod", rest @ ..] => kmod::command(rest),
             ["install-c", rest @ ..] => install_c::command(rest),
+            ["release", rest @ ..] => release::command(rest),
             ["stress", rest @ ..] => stress::command(rest),
             ["simulate", rest @ ..] => simulate::command(rest),
             ["coverage"] => coverage::command(),

@@ -38,7 +38,7 @@ const TOOL: &str = "nvme-gpu";
 const EACH_HAS: [&str; 4] = ["Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "README.md"];
 const SECOND: &str = "/usr/bin/rustc";
 
-fn published() -> impl Iterator<Item = &'static str> {
+pub fn published() -> impl Iterator<Item = &'static str> {
     LIBRARIES.into_iter().chain([TOOL])
 }
 

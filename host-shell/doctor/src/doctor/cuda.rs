@@ -1,6 +1,7 @@
 //! Findings about each GPU from the CUDA driver.
 
 use super::finding::{DoctorFinding, FindingSeverity, MACHINE, SubjectFindings};
+use crate::sharing::{MemorySharing, sharing_of};
 use nvme_cuda::{GpuFacts, HostPinning};
 use nvme_driver::error::{Error, Result};
 
@@ -29,12 +30,30 @@ pub fn examine(
                 gpu.index, gpu.name, gpu.cuda
             ),
         );
+        sharing(gpu, &mut notes);
         ordering(gpu, &mut notes);
         export(gpu, &mut notes);
         memory(pinning(gpu.index), &mut notes);
         notes.all
     };
     gpus.iter().flat_map(of_gpu).collect()
+}
+
+/// Examines whether the GPU shares memory with the processor, and says which tier is the way then.
+fn sharing(gpu: &GpuFacts, notes: &mut SubjectFindings) {
+    const NAME: &str = "memory of the GPU";
+    match sharing_of(gpu.integrated, gpu.host_page_tables) {
+        None => {}
+        Some(MemorySharing::Integrated) => notes.ok(
+            NAME,
+            "it is the host's (an integrated GPU): tier 1 is the way, since a drive that writes to memory of the host \
+             writes where the GPU reads; GPUDirect and tier 2 would gain nothing",
+        ),
+        Some(MemorySharing::HostPageTables) => notes.ok(
+            NAME,
+            "the GPU also reads memory of the host coherently, by the processor's page tables: tier 1 is the way",
+        ),
+    }
 }
 
 /// Examines whether a completion in host memory can become visible before the data that a drive wrote into GPU
@@ -128,6 +147,8 @@ mod tests {
             flush_options: 1,
             rdma: dma_buf,
             dma_buf,
+            integrated: false,
+            host_page_tables: false,
         }
     }
 
@@ -154,6 +175,38 @@ mod tests {
             (none[0].status, none[0].text.as_str()),
             (FindingSeverity::Note, "no driver")
         );
+    }
+
+    #[test]
+    fn a_gpu_that_shares_memory_has_tier_1_as_its_way() {
+        for (integrated, host_page_tables, text) in [
+            (
+                true,
+                true,
+                "it is the host's (an integrated GPU): tier 1 is the way",
+            ),
+            (
+                true,
+                false,
+                "it is the host's (an integrated GPU): tier 1 is the way",
+            ),
+            (
+                false,
+                true,
+                "by the processor's page tables: tier 1 is the way",
+            ),
+        ] {
+            let gpu = GpuFacts {
+                integrated,
+                host_page_tables,
+                ..gpu(100, false)
+            };
+            let found = examine(Ok(vec![gpu]), |_| Ok(HostPinning::Registers));
+            let mut all = found.iter();
+            let memory = all.find(|one| one.check == "memory of the GPU").unwrap();
+            assert_eq!(memory.status, FindingSeverity::Ok);
+            assert!(memory.text.contains(text), "{}", memory.text);
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub use tier::ControllerVerdict;
 pub(crate) use tier::judge;
 
 use crate::nvidia;
-use crate::topology::MachineTopology;
+use crate::topology::{MachineTopology, SharedMemoryGpus};
 use finding::MACHINE;
 use nvme_driver::sysfs::{SysfsHost, UsageCensus};
 use serde::Serialize;
@@ -41,31 +41,36 @@ pub fn nvidia_driver(host: &SysfsHost) -> Option<(String, bool)> {
 
 /// Examines this machine, and calls libcuda and libcufile.
 pub fn examine_here() -> DoctorReport {
-    #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
-    let mut report = examine(&SysfsHost::here());
+    #[cfg(not(feature = "cuda"))]
+    return examine(&SysfsHost::here());
     #[cfg(feature = "cuda")]
     {
+        let gpus = nvme_cuda::GpuFacts::all();
+        let shared = gpus.as_deref().map(SharedMemoryGpus::of);
+        let mut report = examine_with(&SysfsHost::here(), &shared.unwrap_or_default());
         let of_machine = |finding: &DoctorFinding| finding.subject == MACHINE;
         let end = report.findings.iter().filter(|one| of_machine(one)).count();
         report
             .findings
             .insert(end, cufile::examine(nvme_cuda::probe_cufile()));
-        let gpus = cuda::examine(nvme_cuda::GpuFacts::all(), |index| {
-            nvme_cuda::Gpu::open(index)?.pinning()
-        });
+        let gpus = cuda::examine(gpus, |index| nvme_cuda::Gpu::open(index)?.pinning());
         report.findings.extend(gpus);
         in_order(&mut report.findings);
+        report
     }
-    report
 }
 
 /// Examines everything that files of the system show.
 pub fn examine(host: &SysfsHost) -> DoctorReport {
+    examine_with(host, &SharedMemoryGpus::default())
+}
+
+fn examine_with(host: &SysfsHost, shared: &SharedMemoryGpus) -> DoctorReport {
     let mut findings = machine::examine(host);
     findings.extend(software::examine(host));
     let controllers = host.controllers();
     let gpus = nvidia::find(host);
-    let topology = MachineTopology::of(host);
+    let topology = MachineTopology::with(host, shared);
     if controllers.is_empty() {
         findings.push(machine::no_controller());
     }

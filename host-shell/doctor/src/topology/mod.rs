@@ -2,7 +2,7 @@
 //! tiers that each pair of them allows.
 //!
 //! Everything is read from files of the system and nothing is opened for use. Files that only root may read are
-//! reported as unknown to others.
+//! reported as unknown to others. [`MachineTopology::here`] also asks CUDA's driver which GPUs share memory.
 
 mod link;
 mod path;
@@ -11,6 +11,7 @@ mod shape;
 mod tests;
 mod text;
 
+pub use crate::sharing::{MemorySharing, SharedMemoryGpus};
 pub use crate::tiers::{DriverVerdicts, FeatureVerdict, ReasonedVerdict, TierVerdicts, meaning};
 pub use link::{LinkRate, LinkState};
 pub use path::{PathRelation, SlowestLink, TurningPoint};
@@ -153,11 +154,16 @@ pub struct PeerPath {
 impl MachineTopology {
     /// Looks at this machine.
     pub fn here() -> Self {
-        Self::of(&SysfsHost::here())
+        Self::with(&SysfsHost::here(), &SharedMemoryGpus::here())
+    }
+
+    /// Looks at a machine of whose GPUs none is known to share memory with the processor.
+    pub fn of(host: &SysfsHost) -> Self {
+        Self::with(host, &SharedMemoryGpus::default())
     }
 
     /// Looks at a machine.
-    pub fn of(host: &SysfsHost) -> Self {
+    pub fn with(host: &SysfsHost, shared: &SharedMemoryGpus) -> Self {
         let shape = FunctionTree::of(host);
         let controllers: Vec<&SysfsFunction> = shape.all().filter(|one| one.is_nvme()).collect();
         let gpus: Vec<&SysfsFunction> = shape.all().filter(|one| nvidia::is_gpu(one)).collect();
@@ -176,7 +182,10 @@ impl MachineTopology {
             complexes,
             devices,
             paths: pairs
-                .map(|(gpu, drive, ways)| path_of(host, &shape, gpu, drive, ways))
+                .map(|(gpu, drive, ways)| {
+                    let sharing = shared.get(&gpu.address.to_string());
+                    path_of(host, &shape, (gpu, sharing), drive, ways)
+                })
                 .collect(),
             controllers: drives()
                 .map(|(one, ways)| ControllerTiers {
@@ -196,7 +205,7 @@ impl MachineTopology {
 fn path_of(
     host: &SysfsHost,
     shape: &FunctionTree,
-    gpu: &SysfsFunction,
+    (gpu, sharing): (&SysfsFunction, Option<MemorySharing>),
     drive: &SysfsFunction,
     ways: &DriverVerdicts,
 ) -> PeerPath {
@@ -204,6 +213,7 @@ fn path_of(
     let between = PairPosition {
         relation: way.relation,
         route: way.route,
+        sharing,
     };
     PeerPath {
         gpu: gpu.address.to_string(),

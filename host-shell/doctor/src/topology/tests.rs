@@ -225,3 +225,40 @@ proptest! {
         }
     }
 }
+
+/// A GPU whose memory is the host's has nothing to gain from tier 2, wherever it is.
+#[test]
+fn tier_1_is_the_way_of_a_gpu_that_shares_memory() {
+    let (_, text, _) = MACHINES.iter().find(|one| one.0 == "switch").unwrap();
+    let tree = fixture::build(text);
+    let host = tree.host();
+    let plain = MachineTopology::of(&host);
+    let gpu = plain.paths[0].gpu.clone();
+    for (sharing, verdict, why) in [
+        (
+            MemorySharing::Integrated,
+            FeatureVerdict::No,
+            "the GPU is integrated: its memory is the host's",
+        ),
+        (
+            MemorySharing::HostPageTables,
+            FeatureVerdict::Unknown,
+            "by the processor's page tables",
+        ),
+    ] {
+        let shared = MachineTopology::with(&host, &SharedMemoryGpus::one(&gpu, sharing));
+        for (before, path) in plain.paths.iter().zip(&shared.paths) {
+            assert_eq!(path.tiers[..2], before.tiers[..2]);
+            if path.gpu == gpu {
+                assert_eq!(path.tiers[2].kmod.allowed, verdict, "{shared}");
+                let said = &path.tiers[2].kmod.why;
+                assert!(
+                    said.contains(why) && said.contains("tier 1 is the way"),
+                    "{said}"
+                );
+            } else {
+                assert_eq!(path, before);
+            }
+        }
+    }
+}

@@ -18,6 +18,12 @@ use std::sync::Arc;
 /// Every mapping is a multiple of this, the largest page size that bring-up may choose.
 pub const GRANULE: usize = 64 << 10;
 
+/// Returns the size of a page of this machine: 4 KiB, or on aarch64 also 16 or 64 KiB. Mappings, and registrations with
+/// a GPU, consist of them; pages of a controller are others.
+pub fn host_page() -> usize {
+    rustix::param::page_size()
+}
+
 /// Size of the huge pages that shared memory consists of, if the system has some.
 const HUGE: usize = 2 << 20;
 
@@ -67,7 +73,7 @@ impl DmaPages {
         Self::of_memory_file(rounded(bytes, GRANULE)?, GRANULE, MemfdFlags::empty())
     }
 
-    /// Maps `bytes` bytes of `file` from `offset` on, both whole pages of 4 KiB: the BAR of another
+    /// Maps `bytes` bytes of `file` from `offset` on, both whole pages of the machine: the BAR of another
     /// device (sysfs's `resourceN`, opened for reading and writing), a dma-buf, a memory file.
     ///
     /// Given to a controller, such memory is reached from device to device. A controller in another
@@ -77,12 +83,12 @@ impl DmaPages {
     /// [`Error::Usage`] for lengths that are not whole pages, [`Error::System`] when the file cannot be
     /// mapped.
     pub fn of_file(file: OwnedFd, offset: u64, bytes: usize) -> Result<Self> {
-        const PAGE: usize = 4096;
-        let whole = bytes > 0 && bytes.is_multiple_of(PAGE) && offset.is_multiple_of(PAGE as u64);
+        let page = host_page();
+        let whole = bytes > 0 && bytes.is_multiple_of(page) && offset.is_multiple_of(page as u64);
         if !whole || i64::try_from(offset).is_err() {
             return Err(Error::usage(
                 format!("{bytes} bytes from {offset} on are not whole pages"),
-                "use multiples of 4096",
+                format!("use multiples of {page}"),
             ));
         }
         let start = map_shared(file.as_fd(), offset, bytes).map_err(Error::system(NOT_MAPPED))?;

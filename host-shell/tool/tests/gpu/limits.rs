@@ -38,6 +38,8 @@ fn the_doctor_says_that_no_memory_is_registered() {
     let folder = Folder::new(Place::Embedded);
     for (fault, what) in [
         ("", "memory of the host: the driver registers it"),
+        ("integrated", "an integrated GPU): tier 1 is the way"),
+        ("hosttables", "tier 1 is the way"),
         (NO_REGISTRATION, "and allocates some"),
         (
             "noregister,nohostalloc",

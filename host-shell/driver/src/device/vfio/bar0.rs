@@ -6,6 +6,7 @@
 use super::info::VfioRegion;
 use super::mapping::UncachedMapping;
 use crate::device::bar::DoorbellMap;
+use crate::dma::pages::host_page;
 use crate::error::{Error, Result};
 use crate::pci::MsixTable;
 use nvme_core::spec::register::offset;
@@ -29,7 +30,7 @@ impl MappedBar {
             .filter(|msix| msix.bar == 0)
             .map(|msix| u64::from(msix.offset)..u64::from(msix.offset) + msix.bytes());
         if let Some(table) = table.clone().filter(|_| !region.msix_mappable) {
-            region.punch(table);
+            region.punch(table, host_page() as u64);
         }
         let doorbells = u64::from(offset::DOORBELLS);
         let area = region

@@ -6,6 +6,7 @@
 use super::inner::{VfioInner, region};
 use super::mapping::UncachedMapping;
 use crate::device::ring_memory::RingMemory;
+use crate::dma::pages::host_page;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::sysfs::SysfsHost;
@@ -85,7 +86,8 @@ fn map(inner: &VfioInner, bar: u8, start: u64, bytes: u64) -> Result<(UncachedMa
     let area = info
         .mappable_from(start)
         .ok_or_else(|| none("its BAR cannot be mapped there"))?;
-    let bytes = (area.end.min(end) - start) / 4096 * 4096;
+    let page = host_page() as u64;
+    let bytes = (area.end.min(end) - start) / page * page;
     let len = usize::try_from(bytes).map_err(|_| none("it is larger than the address space"))?;
     if len == 0 {
         return Err(none("it is smaller than a page"));

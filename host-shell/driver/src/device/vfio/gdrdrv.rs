@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use crate::dma::DmaPages;
+use crate::dma::pages::host_page;
 use crate::error::{Error, Result};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -19,8 +20,6 @@ pub const NODE: &str = "/dev/gdrdrv";
 const MAJOR: u32 = 2;
 /// Pinning unit of the module: a page of GPU memory.
 const PAGE: u64 = 64 << 10;
-/// Handles are offsets in pages of the host.
-const HOST_PAGE_SHIFT: u32 = 12;
 
 #[repr(C)]
 #[derive(Default)]
@@ -109,7 +108,9 @@ pub fn map(path: &Path, address: u64, bytes: usize) -> Result<DmaPages> {
         source,
     })?;
     // The mapping holds the node open; its end, at the latest, unpins.
-    let offset = pin.handle.checked_shl(HOST_PAGE_SHIFT).unwrap_or(u64::MAX);
+    // Handles are offsets in pages of the host.
+    let shift = host_page().trailing_zeros();
+    let offset = pin.handle.checked_shl(shift).unwrap_or(u64::MAX);
     DmaPages::of_file(node.into(), offset, bytes)
 }
 

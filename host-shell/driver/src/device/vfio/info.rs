@@ -13,8 +13,6 @@ use vfio_bindings::bindings::vfio::{
 pub const REGION_HEAD: usize = 32;
 /// Bytes of `struct vfio_iommu_type1_info` without capabilities.
 pub const IOMMU_HEAD: usize = 24;
-/// The granularity of mappings.
-const PAGE: u64 = 4096;
 
 /// A region of the device: a BAR or configuration space.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,15 +21,17 @@ pub struct VfioRegion {
     pub size: u64,
     /// Offset of the region in the device's file.
     pub offset: u64,
-    /// Areas that can be mapped: whole pages, ascending, disjoint; empty when the region cannot be mapped.
+    /// Areas that can be mapped: whole pages or up to the end of the region, ascending, disjoint; empty when the region
+    /// cannot be mapped.
     pub mappable: Vec<Range<u64>>,
     /// True if the page of the MSI-X table may be mapped with the other pages.
     pub msix_mappable: bool,
 }
 
 impl VfioRegion {
-    /// Parses the answer to VFIO_DEVICE_GET_REGION_INFO. None when the head is not whole.
-    pub fn parse(bytes: &[u8]) -> Option<Self> {
+    /// Parses the answer to VFIO_DEVICE_GET_REGION_INFO on a machine with pages of `page` bytes. None when the head is
+    /// not whole.
+    pub fn parse(bytes: &[u8], page: u64) -> Option<Self> {
         let flags = word(bytes, 4)?;
         let (size, offset) = (long(bytes, 16)?, long(bytes, 24)?);
         let mut msix_mappable = false;
@@ -48,7 +48,7 @@ impl VfioRegion {
         let mut mappable = Vec::new();
         if flags & VFIO_REGION_INFO_FLAG_MMAP != 0 {
             let whole = 0..size;
-            mappable = tidy(areas.unwrap_or_else(|| vec![whole]), size);
+            mappable = tidy(areas.unwrap_or_else(|| vec![whole]), size, page);
         }
         Some(Self {
             size,
@@ -64,10 +64,11 @@ impl VfioRegion {
         Some(start..area.end)
     }
 
-    /// Removes the pages of the `hole` from the mappable areas.
-    pub fn punch(&mut self, hole: Range<u64>) {
-        let start = hole.start / PAGE * PAGE;
-        let end = hole.end.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+    /// Removes the pages of the `hole`, of `page` bytes each, from the mappable areas.
+    pub fn punch(&mut self, hole: Range<u64>, page: u64) {
+        let start = hole.start / page * page;
+        let end = hole.end.checked_next_multiple_of(page);
+        let end = end.unwrap_or(u64::MAX);
         let parts = self.mappable.iter().flat_map(|area| {
             let before = area.start..area.end.min(start);
             let after = area.start.max(end)..area.end;
@@ -77,13 +78,17 @@ impl VfioRegion {
     }
 }
 
-/// Reduces areas to whole pages inside the region, ascending, joined where they touch.
-fn tidy(mut areas: Vec<Range<u64>>, size: u64) -> Vec<Range<u64>> {
+/// Reduces areas to whole pages inside the region, or up to its end, ascending, joined where they touch.
+fn tidy(mut areas: Vec<Range<u64>>, size: u64, page: u64) -> Vec<Range<u64>> {
     areas.sort_by_key(|area| area.start);
     let mut tidy: Vec<Range<u64>> = Vec::new();
     for area in areas {
-        let start = area.start.checked_next_multiple_of(PAGE);
-        let end = area.end.min(size) / PAGE * PAGE;
+        let start = area.start.checked_next_multiple_of(page);
+        // A BAR of less than a page is mapped with the rest of its page, which the kernel keeps free.
+        let end = match area.end >= size {
+            true => size,
+            false => area.end / page * page,
+        };
         let Some(start) = start.filter(|start| *start < end) else {
             continue;
         };
@@ -257,12 +262,12 @@ mod tests {
 
     #[test]
     fn a_region_without_capabilities_is_mapped_whole_or_not_at_all() {
-        let info = VfioRegion::parse(&region(7, 0, 0x4000, &[])).unwrap();
+        let info = VfioRegion::parse(&region(7, 0, 0x4000, &[]), 4096).unwrap();
         assert_eq!(info.offset, 0x10_0000_0000);
         assert_eq!(info.mappable_from(0), Some(0..0x4000));
-        let info = VfioRegion::parse(&region(3, 0, 0x4000, &[])).unwrap();
+        let info = VfioRegion::parse(&region(3, 0, 0x4000, &[]), 4096).unwrap();
         assert!(info.mappable.is_empty());
-        assert_eq!(VfioRegion::parse(&region(7, 0, 0, &[])[..31]), None);
+        assert_eq!(VfioRegion::parse(&region(7, 0, 0, &[])[..31], 4096), None);
     }
 
     #[test]
@@ -287,7 +292,7 @@ mod tests {
             3 | 1 << 16,
             0,
         ];
-        let info = VfioRegion::parse(&region(15, 32, 0x8000, &areas)).unwrap();
+        let info = VfioRegion::parse(&region(15, 32, 0x8000, &areas), 4096).unwrap();
         assert_eq!(info.mappable, [0x1000..0x2000, 0x3000..0x8000]);
         assert!(
             !info.msix_mappable,
@@ -298,11 +303,24 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_64_kib_are_left_out_whole_and_small_regions_are_mapped() {
+        const PAGE: u64 = 64 << 10;
+        let small = VfioRegion::parse(&region(7, 0, 0x4000, &[]), PAGE).unwrap();
+        assert_eq!(small.mappable_from(0), Some(0..0x4000));
+        let mut large = VfioRegion::parse(&region(7, 0, 0x4_0000, &[]), PAGE).unwrap();
+        large.punch(0x1_2000..0x1_2400, PAGE);
+        assert_eq!(large.mappable, [0..PAGE, 2 * PAGE..4 * PAGE]);
+        let areas = [1 | 1 << 16, 0, 1, 0, 0x1000, 0, 0x2_8000, 0];
+        let sparse = VfioRegion::parse(&region(15, 32, 0x4_0000, &areas), PAGE).unwrap();
+        assert_eq!(sparse.mappable, [PAGE..2 * PAGE]);
+    }
+
+    #[test]
     fn the_page_of_the_msix_table_is_left_out() {
-        let mut info = VfioRegion::parse(&region(7, 0, 0x4000, &[])).unwrap();
-        info.punch(0x2010..0x2420);
+        let mut info = VfioRegion::parse(&region(7, 0, 0x4000, &[]), 4096).unwrap();
+        info.punch(0x2010..0x2420, 4096);
         assert_eq!(info.mappable, [0..0x2000, 0x3000..0x4000]);
-        info.punch(0..u64::MAX);
+        info.punch(0..u64::MAX, 4096);
         assert!(info.mappable.is_empty());
     }
 

@@ -7,6 +7,7 @@ use super::info::VfioRegion;
 use super::ioctl;
 use super::watch::ReturnEvent;
 use crate::device::ring_memory::RingMemory;
+use crate::dma::pages::host_page;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::pci::{self, COMMAND_MASTER, COMMAND_MEMORY, COMMAND_NO_INTX};
@@ -35,7 +36,7 @@ pub(super) struct VfioInner {
 pub(super) fn region(file: &File, index: u32) -> Result<VfioRegion> {
     let answer =
         ioctl::region_info(file, index).map_err(Error::system("VFIO_DEVICE_GET_REGION_INFO"))?;
-    VfioRegion::parse(&answer)
+    VfioRegion::parse(&answer, host_page() as u64)
         .ok_or_else(|| Error::environment("VFIO describes no such region", "use another kernel"))
 }
 

@@ -7,7 +7,7 @@
 // UNSAFETY: mmap, and a signal handler that replaces pages of our own mappings.
 #![allow(unsafe_code)]
 
-use crate::dma::pages::map_shared;
+use crate::dma::pages::{host_page, map_shared};
 use crate::error::{Error, Result};
 use rustix::fs::MemfdFlags;
 use std::fs::File;
@@ -18,7 +18,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-const PAGE: usize = 4096;
+/// Size of a page of this machine, for the handler. The file of ones has one at least.
+static PAGE_BYTES: AtomicUsize = AtomicUsize::new(4096);
 /// Bytes of the file of ones.
 const ONES: usize = 64 << 10;
 /// Mappings that can exist at once in this process.
@@ -180,6 +181,7 @@ fn install() -> Result<()> {
     // The handler needs the file for as long as the process lives, so its descriptor is leaked. The store
     // comes before the handler is installed, which therefore never sees the value without a file.
     ONES_FILE.store(ones.into_raw_fd(), Ordering::Release);
+    PAGE_BYTES.store(host_page(), Ordering::Relaxed);
     // SAFETY: the structure has only integers and pointers, for which zero is a valid value.
     let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: reads the action in force into `before`.
@@ -213,7 +215,8 @@ extern "C" fn on_bus_error(
             continue;
         }
         slot.lost.store(true, Ordering::Relaxed);
-        if cover(address / PAGE * PAGE, PAGE) {
+        let page = PAGE_BYTES.load(Ordering::Relaxed);
+        if cover(address / page * page, page) {
             return;
         }
     }
@@ -230,6 +233,8 @@ mod tests {
     use super::*;
     use nvme_core::{RegisterAccess, RegisterBlock};
     use std::os::fd::OwnedFd;
+
+    const PAGE: usize = 4096;
 
     fn file(pages: usize) -> File {
         let fd: OwnedFd = rustix::fs::memfd_create("bar", MemfdFlags::CLOEXEC).unwrap();
