@@ -8,7 +8,7 @@ use crate::operation::PyOperation;
 use crate::pages_on_gpu::{self, GpuWay, Own, PageAccess, number_of};
 use crate::pool::lock;
 use crate::store::{Open, PyStore};
-use crate::view::{MemoryPiece, PyView};
+use crate::view::{MemoryPiece, PyView, check_apart};
 use crate::wait;
 use nvme_host::ProcessMark;
 use nvme_host::StoreOptions;
@@ -123,9 +123,7 @@ impl Pages {
             }
         }
     }
-}
 
-impl Pages {
     /// Returns the area and its way to memory of a GPU.
     ///
     /// # Errors
@@ -223,18 +221,6 @@ impl Pins {
 
 /// The texts of a fingerprint, in the order of its fields, without its two numbers.
 type Texts = (String, String, String, String, String, String, String);
-
-impl From<nvme_kv::KvError> for ExceptionParts {
-    fn from(error: nvme_kv::KvError) -> Self {
-        let mut parts = match &error {
-            nvme_kv::KvError::Drive { source, .. } => Self::of(source),
-            other => Self::usage("", other.remedy()),
-        };
-        parts.code = error.code();
-        parts.cause = error.to_string();
-        parts
-    }
-}
 
 fn keys_of(keys: &[Vec<u8>]) -> Result<Vec<PageKey>, ExceptionParts> {
     let one = |key: &Vec<u8>| {
@@ -611,20 +597,6 @@ impl PyPageStore {
             views: Arc::new(views.iter().map(|view| view.clone_ref(py)).collect()),
         };
         Ok((self.pages.get()?.own()?, keys_of(keys)?, pages))
-    }
-}
-
-/// Checks that no two pieces share a byte.
-fn check_apart(pieces: &[MemoryPiece]) -> Result<(), ExceptionParts> {
-    // A piece without bytes between two others would hide that those overlap.
-    let mut sorted: Vec<_> = pieces.iter().filter(|piece| piece.bytes > 0).collect();
-    sorted.sort_by_key(|piece| piece.address);
-    match sorted.windows(2).any(|two| two[0].overlaps(*two[1])) {
-        true => Err(ExceptionParts::usage(
-            "two buffers of one load share memory",
-            "pass a buffer of its own for each page",
-        )),
-        false => Ok(()),
     }
 }
 

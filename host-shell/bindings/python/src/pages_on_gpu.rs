@@ -156,19 +156,23 @@ fn keep_unfinished<T: Send + 'static>(
     is_done: fn(&T) -> bool,
 ) {
     if matches!(error, Error::Unfinished { .. }) {
-        let pages = pages.clone();
-        left::keep(UnfinishedPages {
-            work,
-            pages,
-            is_done,
-        });
+        keep(work, pages, is_done);
     }
+}
+
+fn keep<T: Send + 'static>(work: T, pages: &impl PageAccess, is_done: fn(&T) -> bool) {
+    let pages = pages.clone();
+    left::keep(UnfinishedPages {
+        work,
+        pages,
+        is_done,
+    });
 }
 
 /// Puts the loads of pages into `stream`; returns the work that waits for them.
 ///
 /// # Errors
-/// As [`PageMover::load`]: nothing is under way then.
+/// As [`PageMover::load`]: nothing is read then.
 pub fn load(
     (own, way): (Own, Arc<GpuWay>),
     keys: Vec<nvme_kv::PageKey>,
@@ -196,7 +200,7 @@ pub fn load(
         (0..keys.len()).filter(is_missing).collect()
     };
     let cleared = clear(&mover, &pages, &missing, stream).map_err(fail)?;
-    let pending = {
+    let loaded = {
         let reads: Vec<PageRead<'_>> = places
             .iter()
             .map(|place| PageRead {
@@ -207,7 +211,15 @@ pub fn load(
                 pieces: pages.extents_of(place.number),
             })
             .collect();
-        pages.load(&store, &mover, &reads, stream).map_err(fail)?
+        pages.load(&store, &mover, &reads, stream)
+    };
+    let pending = match loaded {
+        Ok(pending) => pending,
+        Err(error) => {
+            // The stream still zeroes memory of the missing pages.
+            keep(cleared, &pages, HostPages::is_done);
+            return Err(fail(error));
+        }
     };
     Ok(Box::new(move || {
         let results = finish_load(plan, &places, (pending, &pages), limit);

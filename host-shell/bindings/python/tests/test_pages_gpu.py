@@ -177,7 +177,7 @@ def test_each_damage_has_the_outcome_of_the_cpu_way():
 
 
 def test_reads_that_fail_cost_their_pages_alone():
-    faults = "".join(f"&fault=status:0x281@op=read,p=0.3,qid={queue}" for queue in range(9, 33))
+    faults = "".join(f"&fault=status:0x281@op=read,p=0.3,qid={queue}" for queue in range(1, 25))
     with nvme_gpu.open(SIM_GPU + faults, gpu=0) as store:
         kv = opened(store)
         keys = keys_of(kv, 60)
@@ -198,7 +198,7 @@ def test_reads_that_fail_cost_their_pages_alone():
 
 
 def test_a_write_that_fails_is_never_found():
-    faults = "".join(f"&fault=status:0x280@op=write,p=0.4,qid={queue}" for queue in range(9, 33))
+    faults = "".join(f"&fault=status:0x280@op=write,p=0.4,qid={queue}" for queue in range(1, 25))
     with nvme_gpu.open(SIM_GPU + faults, gpu=0) as store:
         kv = opened(store)
         keys = keys_of(kv, 40)

@@ -10,7 +10,7 @@ from typing import Any
 from . import _buffers
 from ._errors import Usage
 from ._gathers import after_current, same_gpu
-from ._native import View
+from ._native import Array, View
 
 Pieces = list[tuple[int, int]]
 MOST_PIECES = 1 << 16
@@ -23,7 +23,7 @@ def is_of_gpu(page: Any) -> bool:
         return bool(page) and is_of_gpu(page[0])
     if _buffers.is_tensor(page):
         return bool(page.is_cuda)
-    if isinstance(page, _buffers.Array):
+    if isinstance(page, Array):
         return page.device != "cpu"
     if hasattr(page, "__cuda_array_interface__"):
         return True

@@ -264,8 +264,9 @@ class PageStore(Held):
         """Counts since it was opened: ``pages`` found now, of ``capacity``; ``loaded``, ``missed``, ``stored``, ``evicted``;
         ``lost``: dropped because the drive did not hold what was stored; ``failed``: not stored, since the drive failed;
         ``checkpoints``; ``loaded_by_gpu``, ``stored_by_gpu``: pages that a GPU moved; and what opening found:
-        ``recovered_pages``, ``recovered_log_blocks``, ``damaged_checkpoints``, ``damaged_log_blocks``. Of a shared area they are those of the owner; ``owner`` is 1 in it, ``epoch`` the number of its
-        opening, ``unanswered`` lookups of this process that no owner answered."""
+        ``recovered_pages``, ``recovered_log_blocks``, ``damaged_checkpoints``, ``damaged_log_blocks``. Of a shared area they
+        are those of the owner; ``owner`` is 1 in it, ``epoch`` the number of its opening, ``unanswered`` lookups of this
+        process that no owner answered."""
         found: dict[str, int] = json.loads(self._native.stats())
         return found
 

@@ -4,9 +4,9 @@ one copy: one JSON line.
     python kv_pages_on_gpu.py [--pages 512] [--runs 5] [--threads 12]
 
 Pages of 64 KiB (Llama-3-8B) and 72 KiB (MLA) in the layouts of engines: layer first, block first, MLA. Every page is
-compared with torch once, and one that is spoilt on the drive has to be lost. Medians of runs in turns, from the call to the end on
-the GPU, in MB/s. "pread and one copy" reads the pages of a file in the page cache into pinned memory, and copies them
-once. Ends with 1 where a byte is wrong.
+compared with torch once, and one that is spoilt on the drive has to be lost. Medians of runs in turns, from the call to
+the end on the GPU, in MB/s. "pread and one copy" reads the pages of a file in the page cache into pinned memory, and
+copies them once. Ends with 1 where a byte is wrong.
 """
 
 from __future__ import annotations
