@@ -4,10 +4,10 @@
 // UNSAFETY: inline PTX, and `memcmp` over raw pointers.
 #![allow(unsafe_code)]
 
-#[cfg(any(feature = "gathers", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter", feature = "hash"))]
 mod copies;
 
-#[cfg(any(feature = "gathers", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter", feature = "hash"))]
 pub use copies::{copy_1, copy_4, copy_16, copy_pieces};
 #[cfg(any(feature = "gathers", feature = "rows", feature = "mapped"))]
 pub use copies::{copy_units, load_pair};
@@ -256,7 +256,7 @@ pub unsafe fn word_of_ranges(at: u32) -> u64 {
 ///
 /// # Safety
 /// The address is valid.
-#[cfg(any(feature = "gathers", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter", feature = "hash"))]
 #[inline(always)]
 pub unsafe fn store_u8(to: u64, value: u8) {
     let value = u16::from(value);
@@ -270,7 +270,7 @@ pub unsafe fn store_u8(to: u64, value: u8) {
 ///
 /// # Safety
 /// The address is valid and a multiple of 4.
-#[cfg(any(feature = "gathers", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter", feature = "hash"))]
 #[inline(always)]
 pub unsafe fn store_u32(to: u64, value: u32) {
     // SAFETY: the caller vouches for the address.
@@ -311,7 +311,7 @@ pub unsafe fn load_u8(from: u64) -> u8 {
 ///
 /// # Safety
 /// The address is valid and a multiple of 4; nothing writes to it meanwhile.
-#[cfg(any(feature = "gathers", feature = "scatter"))]
+#[cfg(any(feature = "gathers", feature = "scatter", feature = "hash"))]
 #[inline(always)]
 pub unsafe fn load_u32(from: u64) -> u32 {
     let value: u32;

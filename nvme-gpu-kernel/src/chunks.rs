@@ -8,9 +8,9 @@ use crate::hash::{self, CONSTANTS, HashChunk, HashChunks, HashLanes, SHORT, fold
 /// The lanes of a warp over a chunk: lane `l` has column `l % 8` of stripes `l / 8`, `l / 8 + 4` and so on,
 /// so that one load of all lanes covers 256 consecutive bytes. `ALIGNED`: the chunk begins at a multiple of
 /// 8.
-struct OnWarp<const ALIGNED: bool> {
-    from: u64,
-    lane: u32,
+pub(crate) struct OnWarp<const ALIGNED: bool> {
+    pub from: u64,
+    pub lane: u32,
 }
 
 #[inline(always)]

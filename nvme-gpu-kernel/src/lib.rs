@@ -128,6 +128,9 @@ mod launch_end;
 mod library;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "kernels"))]
 mod owned;
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "hash"))]
+mod page_moves;
+pub mod pages;
 #[cfg(all(target_arch = "nvptx64", feature = "probes"))]
 mod probes;
 mod queues;
@@ -188,6 +191,7 @@ pub mod entries {
         nvme_gather_striped, nvme_gather_striped_mapped, nvme_list_rows, nvme_read_listed,
         nvme_read_ranges, nvme_repeat_rows, nvme_widen_rows,
     };
+    pub use crate::page_moves::{nvme_check_pages, nvme_copy_pages};
     pub use crate::scatter::nvme_scatter;
 }
 
@@ -215,7 +219,7 @@ pub const ROWS_PTX: &str = include_str!("../ptx/nvme_gpu_rows.ptx");
 #[cfg(not(target_arch = "nvptx64"))]
 pub const MAPPED_PTX: &str = include_str!("../ptx/nvme_gpu_mapped.ptx");
 
-/// `nvme_hash_chunks` as PTX, as [`PTX`] is.
+/// `nvme_hash_chunks` and the kernels of [`pages`] as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const HASH_PTX: &str = include_str!("../ptx/nvme_gpu_hash.ptx");
 
@@ -243,7 +247,7 @@ pub static SCATTER: KernelImage = KernelImage {
     ptx: SCATTER_PTX,
     code: include_bytes!("../ptx/nvme_gpu_scatter.code"),
 };
-/// The kernel of [`HASH_PTX`], with machine code.
+/// The kernels of [`HASH_PTX`], with machine code.
 #[cfg(not(target_arch = "nvptx64"))]
 pub static HASH: KernelImage = KernelImage {
     ptx: HASH_PTX,

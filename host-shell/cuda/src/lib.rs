@@ -10,6 +10,7 @@
 //!   GPU memory.
 //! - [`QueueKernels`], [`Stream`]: the embedded kernels, launches, and a watch over them with a deadline.
 //! - [`Module`]: kernels of the caller, from PTX or a cubin.
+//! - [`PageMover`]: pages of a page store between a drive and tensors, checked on the way.
 //! - [`GdsFile`]: files into GPU memory by cuFile, where it is installed.
 //! - [`GpuAccess`], [`GpuData`]: the tier: how the GPU rings doorbells and where data and rings lie.
 //! - [`GpuQueues`]: queue pairs that the GPU drives, and launches over them.
@@ -43,6 +44,7 @@ mod lent;
 mod memory;
 mod mode;
 mod module;
+mod pages;
 mod pinning;
 mod pointer;
 mod queue_pairs;
@@ -74,6 +76,10 @@ pub use lender::CallerMemory;
 pub use memory::DeviceMemory;
 pub use mode::SubmitMode;
 pub use module::{KernelFunction, LaunchSize, Module};
+pub use pages::{
+    HostCopy, HostPages, PageEnd, PageExtent, PageMover, PageRead, PageWrite, PendingPages,
+    PendingWrites, StagedPages,
+};
 pub use pinning::HostPinning;
 pub use pointer::{KernelArgument, MemoryLocation, MemoryUse, is_host_memory};
 pub use queue_pairs::{GpuQueuePairs, RecoveryCounts};

@@ -17,6 +17,52 @@ pub struct LoadedPage {
     pub checksum: u64,
 }
 
+/// A page that is to be read or written by the caller of a plan: its place on the medium, and what belongs there.
+#[derive(Clone, Debug)]
+pub struct PagePlace {
+    /// Number of the page in the call.
+    pub number: usize,
+    /// Key of the page.
+    pub key: PageKey,
+    /// First byte of the header on the medium. The payload follows the header.
+    pub offset: u64,
+    /// Bytes of the payload.
+    pub length: u32,
+    /// [`payload_checksum`] of the payload.
+    pub checksum: u64,
+    /// The header.
+    pub header: StructureBlock,
+}
+
+/// The end of a read that a [`LoadPlan`] asked for.
+#[derive(Debug)]
+pub enum ArrivedPage {
+    /// The reader has compared the header with that of the [`PagePlace`]: they are the same.
+    Compared {
+        /// [`payload_checksum`] of the payload that was read.
+        checksum: u64,
+    },
+    /// The header that was read, which the plan compares.
+    Read {
+        /// The header.
+        header: Box<StructureBlock>,
+        /// [`payload_checksum`] of the payload that was read.
+        checksum: u64,
+    },
+    /// The read failed.
+    Failed(nvme_driver::Error),
+}
+
+/// Pages that a caller reads by itself, as a GPU does, and that stay in their slots meanwhile.
+///
+/// The caller reads each of [`places`](Self::places) and calls [`finish`](Self::finish). A plan that is dropped
+/// before was no load: nothing is counted as loaded or lost.
+pub struct LoadPlan<S: Deref<Target = PageStore<M>>, M: BlockMedium> {
+    pins: PinnedPages<S, M>,
+    wanted: Vec<(usize, PageRecord)>,
+    results: Vec<Result<LoadedPage>>,
+}
+
 /// Pages that stay in their slots until this is dropped. Each is pinned once for each time that it was found. `S` is
 /// how the store is held: `&PageStore<M>`, or `Arc<PageStore<M>>` for pins that outlive the caller.
 pub struct PinnedPages<S: Deref<Target = PageStore<M>>, M: BlockMedium> {
@@ -63,6 +109,72 @@ impl<S: Deref<Target = PageStore<M>>, M: BlockMedium> Drop for PinnedPages<S, M>
     }
 }
 
+impl<S: Deref<Target = PageStore<M>>, M: BlockMedium> LoadPlan<S, M> {
+    /// Plans to load the page of each key into as many bytes as stand beside it.
+    pub fn new(store: S, pages: impl Iterator<Item = (PageKey, usize)>) -> Self {
+        let (mut records, mut wanted, mut results) = (Vec::new(), Vec::new(), Vec::new());
+        {
+            let mut index = store.index();
+            for (number, (key, room)) in pages.enumerate() {
+                let Some(record) = index.index.pin(&key) else {
+                    index.counts.missed += 1;
+                    results.push(Err(KvError::Missing { key }));
+                    continue;
+                };
+                records.push(record);
+                results.push(check_length(&record, room));
+                if results[number].is_ok() {
+                    wanted.push((number, record));
+                }
+            }
+        }
+        Self {
+            pins: PinnedPages { store, records },
+            wanted,
+            results,
+        }
+    }
+
+    /// Returns the pages to read, in the order of the call: those that were found and fit.
+    pub fn places(&self) -> Vec<PagePlace> {
+        let store = &self.pins.store;
+        let place = |(number, record): &(usize, PageRecord)| store.place_of(*number, record);
+        self.wanted.iter().map(place).collect()
+    }
+
+    /// Compares what arrived with what was committed, and returns the outcome of each page of the call. `arrived` has
+    /// an entry for each of [`places`](Self::places); a page without one counts as not read.
+    ///
+    /// A page that differs is dropped and counted, and so is one that the drive cannot read. The caller has to zero what
+    /// it read of a page whose outcome is an error.
+    ///
+    /// # Errors
+    /// As [`PageStore::load_all`].
+    pub fn finish(self, arrived: impl IntoIterator<Item = ArrivedPage>) -> Vec<Result<LoadedPage>> {
+        let Self {
+            pins,
+            wanted,
+            mut results,
+        } = self;
+        let store = &pins.store;
+        let mut arrived = arrived.into_iter();
+        for (number, record) in &wanted {
+            let checked = match arrived.next() {
+                Some(arrived) => store.verify(record, arrived),
+                None => Err(ReadFault::Drive(nvme_driver::Error::internal(
+                    "the reads of a plan have fewer ends than pages",
+                ))),
+            };
+            if let Err(fault) = checked {
+                results[*number] = Err(store.failed(record, fault));
+            }
+        }
+        let loaded = results.iter().filter(|result| result.is_ok()).count();
+        store.index().counts.loaded += loaded as u64;
+        results
+    }
+}
+
 impl<M: BlockMedium> PageStore<M> {
     /// Pins the pages of the first keys, up to the first key without a page: [`PinnedPages::of_prefix`] of this store.
     pub fn pin_prefix(&self, keys: &[PageKey]) -> PinnedPages<&Self, M> {
@@ -100,56 +212,49 @@ impl<M: BlockMedium> PageStore<M> {
         &self,
         pages: &mut [(PageKey, &mut [u8])],
     ) -> Vec<Result<LoadedPage>> {
-        let mut pins = PinnedPages {
-            store: self,
-            records: Vec::new(),
-        };
-        let mut results = Vec::with_capacity(pages.len());
-        let mut wanted = Vec::new();
-        {
-            let mut index = self.index();
-            for (number, (key, page)) in pages.iter().enumerate() {
-                let Some(record) = index.index.pin(key) else {
-                    index.counts.missed += 1;
-                    results.push(Err(KvError::Missing { key: *key }));
-                    continue;
-                };
-                pins.records.push(record);
-                results.push(check_length(&record, page.len()));
-                if results[number].is_ok() {
-                    wanted.push((number, record));
-                }
-            }
-        }
-        let checked = self.read(pages, &wanted);
-        for ((number, record), checked) in wanted.iter().zip(checked) {
-            results[*number] = match checked {
-                Ok(()) => Ok(loaded_of(record)),
-                Err(error) => Err(self.failed(record, error)),
-            };
-        }
+        let rooms = pages.iter().map(|(key, page)| (*key, page.len()));
+        let plan = LoadPlan::new(self, rooms);
+        let arrived = self.read(pages, &plan.wanted);
+        let results = plan.finish(arrived);
         for (result, (_, page)) in results.iter().zip(pages.iter_mut()) {
             if result.is_err() {
                 page.fill(0);
             }
         }
-        let loaded = results.iter().filter(|result| result.is_ok()).count();
-        self.index().counts.loaded += loaded as u64;
         results
     }
 
-    /// Reads pages into their buffers, and checks them. The inner error is that of the drive.
+    /// Returns the place of a page, and what belongs there.
+    pub(crate) fn place_of(&self, number: usize, record: &PageRecord) -> PagePlace {
+        let header = PageHeader {
+            instance: self.area.instance,
+            record: *record,
+        };
+        PagePlace {
+            number,
+            key: record.key,
+            offset: self.area.offset + self.area.layout.slot_at(record.slot),
+            length: record.length,
+            checksum: record.checksum,
+            header: header.to_block(),
+        }
+    }
+
+    /// Reads pages into their buffers.
     fn read(
         &self,
         pages: &mut [(PageKey, &mut [u8])],
         wanted: &[(usize, PageRecord)],
-    ) -> Vec<std::result::Result<(), ReadFault>> {
-        let mut headers: Vec<StructureBlock> = vec![[0; UNIT as usize]; wanted.len()];
+    ) -> Vec<ArrivedPage> {
+        let mut headers: Vec<Box<StructureBlock>> = wanted
+            .iter()
+            .map(|_| Box::new([0; UNIT as usize]))
+            .collect();
         let mut transfers = Vec::with_capacity(2 * wanted.len());
         let mut buffers = pages.iter_mut().enumerate();
         for ((number, record), header) in wanted.iter().zip(&mut headers) {
             let place = self.area.offset + self.area.layout.slot_at(record.slot);
-            transfers.push(StoreTransfer::Read(place, header));
+            transfers.push(StoreTransfer::Read(place, &mut header[..]));
             // `wanted` is in the order of the pages.
             if let Some((_, (_, page))) = buffers.find(|(at, _)| at == number) {
                 let payload = &mut page[..record.length as usize];
@@ -157,25 +262,46 @@ impl<M: BlockMedium> PageStore<M> {
             }
         }
         let mut read = self.area.medium.transfer_all(&mut transfers).into_iter();
-        let mut checked = Vec::with_capacity(wanted.len());
-        for ((number, record), header) in wanted.iter().zip(&headers) {
+        let ends = wanted.iter().zip(headers);
+        let arrived = ends.map(|((number, record), header)| {
             let both = read.by_ref().take(2).collect::<nvme_driver::Result<()>>();
-            checked.push(match both {
-                Ok(()) => self
-                    .verify(record, header, &pages[*number].1[..record.length as usize])
-                    .map_err(ReadFault::Page),
-                Err(error) => Err(ReadFault::Drive(error)),
-            });
-        }
-        checked
+            let payload = &pages[*number].1[..record.length as usize];
+            match both {
+                Ok(()) => ArrivedPage::Read {
+                    header,
+                    checksum: payload_checksum(payload),
+                },
+                Err(error) => ArrivedPage::Failed(error),
+            }
+        });
+        arrived.collect()
     }
 
     /// Compares a page with the record that committed it.
     fn verify(
         &self,
         record: &PageRecord,
+        arrived: ArrivedPage,
+    ) -> std::result::Result<(), ReadFault> {
+        let (header, checksum) = match arrived {
+            ArrivedPage::Compared { checksum } => (None, checksum),
+            ArrivedPage::Read { header, checksum } => (Some(header), checksum),
+            ArrivedPage::Failed(error) => return Err(ReadFault::Drive(error)),
+        };
+        if let Some(header) = header {
+            self.verify_header(record, &header)
+                .map_err(ReadFault::Page)?;
+        }
+        match checksum == record.checksum {
+            true => Ok(()),
+            false => Err(ReadFault::Page(PageFault::Payload)),
+        }
+    }
+
+    fn verify_header(
+        &self,
+        record: &PageRecord,
         header: &StructureBlock,
-        payload: &[u8],
     ) -> std::result::Result<(), PageFault> {
         let header = PageHeader::parse(header).ok_or(PageFault::Header)?;
         let found = header.record;
@@ -186,10 +312,10 @@ impl<M: BlockMedium> PageStore<M> {
             return Err(PageFault::Generation);
         }
         // The record and not the header says which bytes were committed.
-        if found != *record || payload_checksum(payload) != record.checksum {
-            return Err(PageFault::Payload);
+        match found == *record {
+            true => Ok(()),
+            false => Err(PageFault::Payload),
         }
-        Ok(())
     }
 
     /// Drops a page that is not what was stored, and returns the error of loading it.

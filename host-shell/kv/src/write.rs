@@ -2,8 +2,9 @@
 //! page without its record is a miss, and its slot is free; there is no state in between.
 
 use crate::error::{KvError, Result};
-use crate::format::{PageHeader, PageRecord, StructureBlock, UNIT, payload_checksum};
+use crate::format::{PageRecord, UNIT, payload_checksum};
 use crate::key::PageKey;
+use crate::load::PagePlace;
 use crate::medium::BlockMedium;
 use crate::shared_index::CountedIndex;
 use crate::stats::KvStats;
@@ -12,7 +13,7 @@ use nvme_store::StoreTransfer;
 use std::sync::MutexGuard;
 
 /// The most pages that are committed together: their records fit into the smallest log.
-const MOST_TOGETHER: usize = 1024;
+pub const MOST_TOGETHER: usize = 1024;
 /// A store evicts ahead of need up to this share of its slots, so that their records need no separate write.
 const SLOTS_OF_ONE_AHEAD: usize = 64;
 
@@ -27,6 +28,28 @@ pub enum StoreOutcome {
     InProgress,
     /// Every slot holds a page that is pinned, or one that is being stored.
     NoRoom,
+}
+
+/// What a page is stored with, for a caller that writes the payload itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PayloadFacts {
+    /// Key of the page.
+    pub key: PageKey,
+    /// Bytes of the payload.
+    pub length: usize,
+    /// [`payload_checksum`] of the payload.
+    pub checksum: u64,
+}
+
+/// Pages that a caller writes by itself, as a GPU does: [`PageStore::plan_store`] makes it.
+///
+/// The caller writes header and payload of each of [`places`](Self::places), in any order, and calls
+/// [`finish`](Self::finish) when the writes have ended. A plan that is dropped before has stored nothing.
+pub struct StorePlan<'a, M: BlockMedium> {
+    claim: SlotClaim<'a, M>,
+    results: Vec<Result<StoreOutcome>>,
+    /// Flushes that had failed before the first write.
+    failed_flushes: u64,
 }
 
 /// Slots of one call. Dropped, as by a panic, it gives those back whose pages were not committed.
@@ -79,39 +102,45 @@ impl<M: BlockMedium> PageStore<M> {
     }
 
     fn store_together(&self, pages: &[(PageKey, &[u8])]) -> Vec<Result<StoreOutcome>> {
-        let mut results: Vec<_> = pages.iter().map(|_| Ok(StoreOutcome::NoRoom)).collect();
         // Before the lock is taken: it takes 0.2 ms for a megabyte, and other calls wait for the lock.
-        let checksums: Vec<_> = pages
-            .iter()
-            .map(|(_, page)| payload_checksum(page))
-            .collect();
-        let mut claim = self.claim(pages, &checksums, &mut results);
-        let failed_flushes = self.failed_flushes();
-        self.write(pages, &mut claim, &mut results);
-        if claim.pages.is_empty() {
-            return results;
+        let facts = pages.iter().map(|(key, page)| PayloadFacts {
+            key: *key,
+            length: page.len(),
+            checksum: payload_checksum(page),
+        });
+        let plan = self.plan_store(&facts.collect::<Vec<_>>());
+        let written = self.write(pages, &plan.places());
+        plan.finish(written)
+    }
+
+    /// Takes slots for pages that the caller writes by itself, [`MOST_TOGETHER`] at most.
+    ///
+    /// The pages of the plan are being stored until it is finished or dropped: another call for such a key ends with
+    /// [`StoreOutcome::InProgress`].
+    pub fn plan_store(&self, pages: &[PayloadFacts]) -> StorePlan<'_, M> {
+        let mut results: Vec<_> = pages.iter().map(|_| Ok(StoreOutcome::NoRoom)).collect();
+        let some = &pages[..pages.len().min(MOST_TOGETHER)];
+        for result in &mut results[some.len()..] {
+            *result = Err(KvError::usage(
+                format!(
+                    "{} pages are planned together, and {MOST_TOGETHER} may be",
+                    pages.len()
+                ),
+                "plan them one part after the other",
+            ));
         }
-        let flushed = self.flush(failed_flushes);
-        let committed = flushed.and_then(|()| self.commit(&mut claim));
-        match committed {
-            Ok(committed) => committed
-                .into_iter()
-                .for_each(|number| results[number] = Ok(StoreOutcome::Stored)),
-            Err(error) => {
-                self.index().counts.failed += claim.pages.len() as u64;
-                for page in &claim.pages {
-                    results[page.number] = Err(error.again());
-                }
-            }
+        let claim = self.claim(some, &mut results);
+        StorePlan {
+            claim,
+            results,
+            failed_flushes: self.failed_flushes(),
         }
-        results
     }
 
     /// Takes a slot for each page that is not there.
     fn claim(
         &self,
-        pages: &[(PageKey, &[u8])],
-        checksums: &[u64],
+        pages: &[PayloadFacts],
         results: &mut [Result<StoreOutcome>],
     ) -> SlotClaim<'_, M> {
         let mut claim = SlotClaim {
@@ -122,13 +151,10 @@ impl<M: BlockMedium> PageStore<M> {
         let mut wanted = Vec::new();
         {
             let mut index = self.index();
-            for (number, (key, payload)) in pages.iter().enumerate() {
-                if !(1..=most).contains(&payload.len()) {
+            for (number, PayloadFacts { key, length, .. }) in pages.iter().enumerate() {
+                if !(1..=most).contains(length) {
                     results[number] = Err(KvError::usage(
-                        format!(
-                            "a page of {} bytes is not between 1 and {most} bytes long",
-                            payload.len()
-                        ),
+                        format!("a page of {length} bytes is not between 1 and {most} bytes long"),
                         "store pages of the size that the store was made for",
                     ));
                 } else if index.index.contains(key) {
@@ -154,7 +180,11 @@ impl<M: BlockMedium> PageStore<M> {
             }
         };
         for number in wanted {
-            let (key, payload) = pages[number];
+            let PayloadFacts {
+                key,
+                length,
+                checksum,
+            } = pages[number];
             if index.index.contains(&key) {
                 // Another call has stored it since.
                 index.index.touch(&key);
@@ -165,9 +195,9 @@ impl<M: BlockMedium> PageStore<M> {
                 let record = PageRecord {
                     key,
                     generation: journal.generation(),
-                    checksum: checksums[number],
+                    checksum,
                     slot,
-                    length: payload.len() as u32,
+                    length: length as u32,
                 };
                 claim.pages.push(ClaimedPage { number, record });
             }
@@ -195,65 +225,38 @@ impl<M: BlockMedium> PageStore<M> {
         self.append(journal, &[])
     }
 
-    /// Writes header and payload of the claimed pages; those that fail are taken out of the claim.
+    /// Writes header and payload of pages; returns the end of each.
     fn write(
         &self,
         pages: &[(PageKey, &[u8])],
-        claim: &mut SlotClaim<'_, M>,
-        results: &mut [Result<StoreOutcome>],
-    ) {
-        let blocks = claim.pages.iter();
-        let blocks: Vec<_> = blocks
-            .map(|page| self.blocks_of(&page.record, pages[page.number].1))
+        places: &[PagePlace],
+    ) -> Vec<nvme_driver::Result<()>> {
+        let tails: Vec<_> = places
+            .iter()
+            .map(|place| tail_of(pages[place.number].1))
             .collect();
-        let mut transfers = Vec::with_capacity(3 * blocks.len());
-        let mut of_page = Vec::with_capacity(3 * blocks.len());
-        for (at, (page, (header, tail))) in claim.pages.iter().zip(&blocks).enumerate() {
-            let payload = pages[page.number].1;
+        let mut transfers = Vec::with_capacity(3 * places.len());
+        let mut of_page = Vec::with_capacity(3 * places.len());
+        for (at, (place, tail)) in places.iter().zip(&tails).enumerate() {
+            let payload = pages[place.number].1;
             let whole = payload.len() - payload.len() % UNIT as usize;
-            let mut place = self.area.offset + self.area.layout.slot_at(page.record.slot);
-            for part in [&header[..], &payload[..whole], &tail[..]] {
+            let mut to = place.offset;
+            for part in [&place.header[..], &payload[..whole], &tail[..]] {
                 if !part.is_empty() {
-                    transfers.push(StoreTransfer::Write(place, part));
+                    transfers.push(StoreTransfer::Write(to, part));
                     of_page.push(at);
                 }
-                place += part.len() as u64;
+                to += part.len() as u64;
             }
         }
-        let mut errors: Vec<Option<KvError>> = blocks.iter().map(|_| None).collect();
-        for (at, written) in of_page
-            .into_iter()
-            .zip(self.area.medium.transfer_all(&mut transfers))
-        {
-            if let (Err(source), None) = (written, &errors[at]) {
-                let record = &claim.pages[at].record;
-                let place = self.area.offset + self.area.layout.slot_at(record.slot);
-                let action = format!("writing page {} at byte {place}", record.slot);
-                errors[at] = Some(KvError::drive(action)(source));
+        let mut ends: Vec<_> = places.iter().map(|_| Ok(())).collect();
+        let written = self.area.medium.transfer_all(&mut transfers);
+        for (at, written) in of_page.into_iter().zip(written) {
+            if ends[at].is_ok() {
+                ends[at] = written;
             }
         }
-        let mut errors = errors.into_iter();
-        let mut index = self.index();
-        claim.pages.retain(|page| match errors.next().flatten() {
-            None => true,
-            Some(error) => {
-                results[page.number] = Err(error);
-                index.index.release(page.record.slot);
-                index.counts.failed += 1;
-                false
-            }
-        });
-    }
-
-    /// Returns the header of a page, and the last block of its payload if that is not a whole one.
-    fn blocks_of(&self, record: &PageRecord, payload: &[u8]) -> (StructureBlock, Vec<u8>) {
-        let header = PageHeader {
-            instance: self.area.instance,
-            record: *record,
-        };
-        let mut tail = payload[payload.len() - payload.len() % UNIT as usize..].to_vec();
-        tail.resize(tail.len().next_multiple_of(UNIT as usize), 0);
-        (header.to_block(), tail)
+        ends
     }
 
     /// Commits pages whose data are durable; returns their numbers.
@@ -269,6 +272,84 @@ impl<M: BlockMedium> PageStore<M> {
         index.counts.stored += count as u64;
         Ok(claim.pages.drain(..).map(|page| page.number).collect())
     }
+}
+
+impl<M: BlockMedium> StorePlan<'_, M> {
+    /// Returns the pages to write, in the order of the call: those that are not there and have a slot. Bytes between a
+    /// payload and the end of its block are written as zeros.
+    pub fn places(&self) -> Vec<PagePlace> {
+        let pages = self.claim.pages.iter();
+        let place = |page: &ClaimedPage| self.claim.store.place_of(page.number, &page.record);
+        pages.map(place).collect()
+    }
+
+    /// Makes what was written durable and commits it; returns the outcome of each page of the call. `written` has the
+    /// end of the writes of each of [`places`](Self::places); a page without one counts as not written.
+    ///
+    /// # Errors
+    /// As [`PageStore::store_all`].
+    pub fn finish(
+        self,
+        written: impl IntoIterator<Item = nvme_driver::Result<()>>,
+    ) -> Vec<Result<StoreOutcome>> {
+        let Self {
+            mut claim,
+            mut results,
+            failed_flushes,
+        } = self;
+        drop_unwritten(&mut claim, written, &mut results);
+        if claim.pages.is_empty() {
+            return results;
+        }
+        let store = claim.store;
+        let flushed = store.flush(failed_flushes);
+        let committed = flushed.and_then(|()| store.commit(&mut claim));
+        match committed {
+            Ok(committed) => committed
+                .into_iter()
+                .for_each(|number| results[number] = Ok(StoreOutcome::Stored)),
+            Err(error) => {
+                store.index().counts.failed += claim.pages.len() as u64;
+                for page in &claim.pages {
+                    results[page.number] = Err(error.again());
+                }
+            }
+        }
+        results
+    }
+}
+
+/// Takes the pages out of the claim whose writes failed.
+fn drop_unwritten<M: BlockMedium>(
+    claim: &mut SlotClaim<'_, M>,
+    written: impl IntoIterator<Item = nvme_driver::Result<()>>,
+    results: &mut [Result<StoreOutcome>],
+) {
+    let mut written = written.into_iter();
+    let area = &claim.store.area;
+    let mut index = claim.store.index();
+    claim.pages.retain(|page| {
+        let ended = written.next().unwrap_or_else(|| {
+            Err(nvme_driver::Error::internal(
+                "the writes of a plan have fewer ends than pages",
+            ))
+        });
+        let Err(source) = ended else { return true };
+        let slot = page.record.slot;
+        let place = area.offset + area.layout.slot_at(slot);
+        let action = format!("writing page {slot} at byte {place}");
+        results[page.number] = Err(KvError::drive(action)(source));
+        index.index.release(slot);
+        index.counts.failed += 1;
+        false
+    });
+}
+
+/// Returns the last block of a payload, filled with zeros, if that is not a whole one.
+fn tail_of(payload: &[u8]) -> Vec<u8> {
+    let mut tail = payload[payload.len() - payload.len() % UNIT as usize..].to_vec();
+    tail.resize(tail.len().next_multiple_of(UNIT as usize), 0);
+    tail
 }
 
 /// Evicts pages until, once that is logged, `wanted` slots are free.

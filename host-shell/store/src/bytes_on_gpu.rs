@@ -6,8 +6,8 @@
 use super::Store;
 use super::table::Table;
 use nvme_cuda::{
-    Gpu, GpuRows, HostRows, KernelArgument, LaunchSequence, PendingRows, ReadList, ReadRange,
-    RowRequest,
+    Gpu, GpuRows, HostRows, KernelArgument, LaunchSequence, PageMover, PageRead, PageWrite,
+    PendingPages, PendingRows, PendingWrites, ReadList, ReadRange, RowRequest, StagedPages,
 };
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::rows::LIST_RANGES;
@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 /// Bytes of the rows as which a host thread moves ranges.
 const ROW_BYTES: u64 = 64 << 10;
+/// Bytes of a block of a page store, and of its headers.
+const PAGE_BLOCK: u64 = 4 << 10;
 /// Length of the pieces in which the GPU reads ranges of stripes: short, so that many warps take part in a short range.
 const PIECE_BYTES: u64 = 4 << 10;
 
@@ -152,6 +154,70 @@ impl Store {
             "the GPU reads ranges that a kernel lists from one drive alone",
             "use one drive (sim:, vfio:, vfio-user:) with blocks of 32 KiB at most",
         ))
+    }
+
+    /// Checks that the GPU itself reads and writes pages of a page store here.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where it does not: without a GPU, in files and in stripes.
+    pub fn check_pages_on_gpu(&self) -> Result<()> {
+        self.lists().map(drop)
+    }
+
+    /// Loads pages of a page store by the GPU, as [`PageMover::load`].
+    ///
+    /// # Safety
+    /// As [`PageMover::load`], for the pieces.
+    ///
+    /// # Errors
+    /// As [`PageMover::load`]; [`Error::Usage`] as [`check_pages_on_gpu`](Self::check_pages_on_gpu), and for pages past
+    /// the end.
+    pub unsafe fn load_pages_on_gpu(
+        &self,
+        mover: &PageMover,
+        pages: &[PageRead<'_>],
+        stream: u64,
+    ) -> Result<PendingPages> {
+        for page in pages {
+            self.check_page(page.offset, u64::from(page.bytes))?;
+        }
+        let rows = self.lists()?;
+        // SAFETY: the caller keeps the conditions under `# Safety`; the pages lie inside the store, which is one drive.
+        unsafe { mover.load(rows, pages, stream) }
+    }
+
+    /// Writes staged pages to the drive by the GPU, in a stream of the mover, as [`StagedPages::scatter`]. They are
+    /// durable after [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// As [`Table::scatter_on_gpu`]; [`Error::Usage`] as [`check_pages_on_gpu`](Self::check_pages_on_gpu), and for pages
+    /// past the end.
+    pub fn write_pages_on_gpu(
+        &self,
+        mover: &PageMover,
+        staged: &StagedPages,
+        pages: &[PageWrite<'_>],
+    ) -> Result<PendingWrites> {
+        self.check_pages_on_gpu()?;
+        for page in pages {
+            self.check_page(page.offset, staged.bytes(page.page) as u64)?;
+        }
+        let table = self.table(0, self.len() / PAGE_BLOCK, PAGE_BLOCK)?;
+        staged.scatter(mover, pages, |request, stream| {
+            // SAFETY: the request names memory of the staged pages, which they keep until the writes have ended.
+            unsafe { table.scatter_on_gpu(request, stream) }
+        })
+    }
+
+    fn check_page(&self, offset: u64, bytes: u64) -> Result<()> {
+        if !offset.is_multiple_of(PAGE_BLOCK) {
+            return Err(Error::usage(
+                format!("a page begins at byte {offset}, which is no multiple of {PAGE_BLOCK}"),
+                "pass places of a page store",
+            ));
+        }
+        let bytes = bytes.next_multiple_of(PAGE_BLOCK);
+        self.space.check(offset, PAGE_BLOCK + bytes).map(drop)
     }
 
     /// Writes `bytes` bytes at address `from` of the store's GPU to byte `offset` of the store: enqueues the

@@ -86,6 +86,23 @@ pub fn of_error(error: &Error) -> i32 {
     }
 }
 
+/// Returns the error that a status other than 0 stands for; `what` names the operation, as "reading page 3".
+pub fn error_of(code: i32, what: &str) -> Error {
+    if let Ok(code) = u16::try_from(code) {
+        return Error::Command {
+            what: what.to_owned(),
+            status: Status(code),
+        };
+    }
+    let (name, remedy) = describe(code);
+    let cause = format!("{what} ended with: {name}");
+    match RowStatus::from_code(code) {
+        Some(RowStatus::Gone) => Error::Gone { cause },
+        Some(RowStatus::OutOfRange) => Error::usage(cause, remedy),
+        _ => Error::device(cause, remedy),
+    }
+}
+
 /// Returns the name and remedy of any status of a row.
 ///
 /// ```
@@ -131,6 +148,21 @@ mod tests {
         assert_eq!(RowStatus::from_code(-6), None);
         assert_eq!(describe(-6).0, "Unknown");
         assert_eq!(describe(0x7FF).0, "NVMe status without a name");
+    }
+
+    /// A page store drops a page for an error of its place alone, which is that of a command.
+    #[test]
+    fn only_a_status_of_the_controller_is_an_error_of_a_command() {
+        for code in [0x281, 0x282, 1] {
+            let error = error_of(code, "reading page 3");
+            assert!(matches!(error, Error::Command { .. }));
+            assert_eq!(of_error(&error), code);
+        }
+        for one in RowStatus::ALL {
+            let error = error_of(one.code(), "reading page 3");
+            assert!(!matches!(error, Error::Command { .. } | Error::File { .. }));
+            assert!(error.to_string().contains(one.name()));
+        }
     }
 
     #[test]

@@ -7,12 +7,12 @@ use nvme_compute_kernel::flash::{entries as flash, kernel as rungs};
 use nvme_compute_kernel::linear::{entries as linear, kernel as layers};
 use nvme_compute_kernel::matmul::entries as products;
 use nvme_compute_kernel::{entries, kernel};
-use nvme_gpu_kernel::entries::nvme_hash_chunks;
+use nvme_gpu_kernel::entries::{nvme_check_pages, nvme_copy_pages, nvme_hash_chunks};
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
 /// The symbols.
-pub const NAMES: [&CStr; 68] = [
+pub const NAMES: [&CStr; 70] = [
     c"nvme_gemv",
     c"nvme_gemv_wide",
     c"nvme_gemv_quantised",
@@ -81,6 +81,8 @@ pub const NAMES: [&CStr; 68] = [
     c"nvme_matmul_mma",
     c"nvme_matmul_wgmma",
     c"nvme_hash_chunks",
+    c"nvme_check_pages",
+    c"nvme_copy_pages",
 ];
 
 /// What a launch of a kernel does.
@@ -159,6 +161,8 @@ launches! {
         rungs::VALUES => flash::nvme_attention_values;
         rungs::DECODE_JOIN => flash::nvme_multi_query_join;
         "nvme_hash_chunks" => nvme_hash_chunks;
+        "nvme_check_pages" => nvme_check_pages;
+        "nvme_copy_pages" => nvme_copy_pages;
         "nvme_matmul_wgmma" => products::nvme_matmul_wgmma;
         layers::FORWARD_NAIVE => linear::nvme_linear_forward_naive;
         layers::ACTIVATE => linear::nvme_linear_activate;

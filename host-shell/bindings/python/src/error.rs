@@ -130,6 +130,18 @@ impl From<Error> for ExceptionParts {
     }
 }
 
+impl From<nvme_kv::KvError> for ExceptionParts {
+    fn from(error: nvme_kv::KvError) -> Self {
+        let mut parts = match &error {
+            nvme_kv::KvError::Drive { source, .. } => Self::of(source),
+            other => Self::usage("", other.remedy()),
+        };
+        parts.code = error.code();
+        parts.cause = error.to_string();
+        parts
+    }
+}
+
 impl From<ExceptionParts> for PyErr {
     fn from(fault: ExceptionParts) -> Self {
         Python::attach(|py| fault.raise(py))

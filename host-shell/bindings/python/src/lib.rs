@@ -35,6 +35,7 @@ mod ngrams;
 mod on_store;
 mod operation;
 mod pages;
+mod pages_on_gpu;
 mod pool;
 mod process;
 mod sampler;

@@ -5,107 +5,110 @@
 use crate::error::ExceptionParts;
 use crate::on_store::OnStore;
 use crate::operation::PyOperation;
+use crate::pages_on_gpu::{self, GpuWay, Own, PageAccess, number_of};
 use crate::pool::lock;
 use crate::store::{Open, PyStore};
-use crate::view::{MemoryPiece, PyView};
+use crate::view::{MemoryPiece, PyView, check_apart};
 use crate::wait;
 use nvme_host::ProcessMark;
 use nvme_host::StoreOptions;
+use nvme_host::cuda::{
+    HostCopy, HostPages, PageExtent, PageMover, PageRead, PendingPages, StagedPages,
+};
 use nvme_kv::{AreaRequest, KvStats, ModelFingerprint, PageKey, PinnedPages, StoreOutcome};
 use nvme_kv_server::{SharedPageStore, SharedPins, SharedRequest};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde_json::json;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Time for an owner's answer beyond the drive's: a request may wait for those of other processes.
 const OWNER_TIME: Duration = Duration::from_secs(10);
 
-type Own = Arc<nvme_kv::PageStore<Open>>;
-
 /// The pages of an area that this process has for itself, or shares with others.
 #[derive(Clone)]
 enum Pages {
-    Own(Own),
+    Own(Own, Arc<GpuWay>),
     Shared(Arc<SharedPageStore<Open>>),
 }
 
 impl Pages {
     fn key(&self, hash: &[u8], part: u32) -> PageKey {
         match self {
-            Self::Own(pages) => pages.key(hash, part),
+            Self::Own(pages, _) => pages.key(hash, part),
             Self::Shared(pages) => pages.key(hash, part),
         }
     }
 
     fn lengths(&self, keys: &[PageKey]) -> Vec<Option<u32>> {
         match self {
-            Self::Own(pages) => pages.lengths(keys),
+            Self::Own(pages, _) => pages.lengths(keys),
             Self::Shared(pages) => pages.lengths(keys),
         }
     }
 
     fn touch(&self, keys: &[PageKey]) {
         match self {
-            Self::Own(pages) => pages.touch(keys),
+            Self::Own(pages, _) => pages.touch(keys),
             Self::Shared(pages) => pages.touch(keys),
         }
     }
 
     fn pin_prefix(&self, keys: &[PageKey]) -> Pins {
         match self {
-            Self::Own(pages) => Pins::Own(PinnedPages::of_prefix(Arc::clone(pages), keys)),
+            Self::Own(pages, _) => Pins::Own(PinnedPages::of_prefix(Arc::clone(pages), keys)),
             Self::Shared(pages) => Pins::Shared(pages.pin_prefix(keys)),
         }
     }
 
     fn store_all(&self, pages: &[(PageKey, &[u8])]) -> Vec<nvme_kv::Result<StoreOutcome>> {
         match self {
-            Self::Own(store) => store.store_all(pages),
+            Self::Own(store, _) => store.store_all(pages),
             Self::Shared(store) => store.store_all(pages),
         }
     }
 
     fn load_all(&self, pages: &mut [(PageKey, &mut [u8])]) -> Vec<nvme_kv::Result<usize>> {
         match self {
-            Self::Own(store) => store.load_all(pages),
+            Self::Own(store, _) => store.load_all(pages),
             Self::Shared(store) => store.load_all(pages),
         }
     }
 
     fn remove(&self, keys: &[PageKey]) -> nvme_kv::Result<usize> {
         match self {
-            Self::Own(pages) => pages.remove(keys),
+            Self::Own(pages, _) => pages.remove(keys),
             Self::Shared(pages) => pages.remove(keys),
         }
     }
 
     fn clear(&self) -> nvme_kv::Result<()> {
         match self {
-            Self::Own(pages) => pages.clear(),
+            Self::Own(pages, _) => pages.clear(),
             Self::Shared(pages) => pages.clear(),
         }
     }
 
     fn checkpoint(&self) -> nvme_kv::Result<()> {
         match self {
-            Self::Own(pages) => pages.checkpoint(),
+            Self::Own(pages, _) => pages.checkpoint(),
             Self::Shared(pages) => pages.checkpoint(),
         }
     }
 
     fn stats(&self) -> nvme_kv::Result<KvStats> {
         match self {
-            Self::Own(pages) => Ok(pages.stats()),
+            Self::Own(pages, _) => Ok(pages.stats()),
             Self::Shared(pages) => pages.stats(),
         }
     }
 
     fn area(&self) -> nvme_kv::Result<(nvme_kv::AreaLayout, nvme_kv::RecoveryReport)> {
         match self {
-            Self::Own(pages) => Ok((pages.layout(), pages.recovery())),
+            Self::Own(pages, _) => Ok((pages.layout(), pages.recovery())),
             Self::Shared(pages) => pages.area(),
         }
     }
@@ -113,12 +116,92 @@ impl Pages {
     /// Returns whether this process owns the area, the number of the opening, and lookups that no owner answered.
     fn role(&self) -> nvme_kv::Result<(bool, u32, u64)> {
         match self {
-            Self::Own(pages) => Ok((true, pages.epoch(), 0)),
+            Self::Own(pages, _) => Ok((true, pages.epoch(), 0)),
             Self::Shared(pages) => {
                 let (is_owner, epoch) = pages.owner()?;
                 Ok((is_owner, epoch, pages.unanswered()))
             }
         }
+    }
+
+    /// Returns the area and its way to memory of a GPU.
+    ///
+    /// # Errors
+    /// For a shared area.
+    fn own(&self) -> Result<(Own, Arc<GpuWay>), ExceptionParts> {
+        match self {
+            Self::Own(pages, way) => Ok((Arc::clone(pages), Arc::clone(way))),
+            Self::Shared(_) => Err(ExceptionParts::usage(
+                "a page lies in memory of a GPU, and the area is shared",
+                "use memory of the host here",
+            )),
+        }
+    }
+
+    /// Returns whether the GPU moves pages, and why.
+    fn way(&self) -> (bool, String) {
+        match self {
+            Self::Own(pages, _) => pages_on_gpu::way_of(pages.medium()),
+            Self::Shared(_) => (
+                false,
+                "the area is shared: its owner moves pages".to_owned(),
+            ),
+        }
+    }
+
+    /// Returns the pages that a GPU has loaded, and those that it has stored.
+    fn by_gpu(&self) -> (u64, u64) {
+        match self {
+            Self::Own(_, way) => (
+                way.loaded.load(Ordering::Relaxed),
+                way.stored.load(Ordering::Relaxed),
+            ),
+            Self::Shared(_) => (0, 0),
+        }
+    }
+}
+
+/// Memory of a GPU for pages, and the views that keep it.
+#[derive(Clone)]
+pub struct GpuPages {
+    pieces: Arc<Vec<Vec<PageExtent>>>,
+    #[expect(dead_code, reason = "kept until the operation has ended")]
+    views: Arc<Vec<Py<PyView>>>,
+}
+
+impl PageAccess for GpuPages {
+    fn extents_of(&self, page: usize) -> &[PageExtent] {
+        &self.pieces[page]
+    }
+
+    fn count(&self) -> usize {
+        self.pieces.len()
+    }
+
+    fn load(
+        &self,
+        store: &nvme_host::Store,
+        mover: &PageMover,
+        reads: &[PageRead<'_>],
+        stream: u64,
+    ) -> nvme_host::Result<PendingPages> {
+        // SAFETY: the views keep the memory until the operation has ended, or the process has.
+        unsafe { store.load_pages_on_gpu(mover, reads, stream) }
+    }
+
+    fn stage(
+        &self,
+        mover: &PageMover,
+        extents: &[&[PageExtent]],
+        stream: u64,
+    ) -> nvme_host::Result<StagedPages> {
+        // SAFETY: as for `load`.
+        unsafe { mover.stage(extents, stream) }
+    }
+
+    fn copy(&self, host: &mut HostPages, copy: HostCopy<'_>, stream: u64) -> nvme_host::Result<()> {
+        // SAFETY: as for `load`.
+        unsafe { host.enqueue(copy, stream) }
     }
 }
 
@@ -138,18 +221,6 @@ impl Pins {
 
 /// The texts of a fingerprint, in the order of its fields, without its two numbers.
 type Texts = (String, String, String, String, String, String, String);
-
-impl From<nvme_kv::KvError> for ExceptionParts {
-    fn from(error: nvme_kv::KvError) -> Self {
-        let mut parts = match &error {
-            nvme_kv::KvError::Drive { source, .. } => Self::of(source),
-            other => Self::usage("", other.remedy()),
-        };
-        parts.code = error.code();
-        parts.cause = error.to_string();
-        parts
-    }
-}
 
 fn keys_of(keys: &[Vec<u8>]) -> Result<Vec<PageKey>, ExceptionParts> {
     let one = |key: &Vec<u8>| {
@@ -261,7 +332,11 @@ impl PyPageStore {
             }
         })?;
         Ok(Self {
-            pages: OnStore::new(store, "page store", Pages::Own(Arc::new(pages))),
+            pages: OnStore::new(
+                store,
+                "page store",
+                Pages::Own(Arc::new(pages), Arc::default()),
+            ),
             formatted,
         })
     }
@@ -378,15 +453,7 @@ impl PyPageStore {
         views: Vec<Py<PyView>>,
     ) -> PyResult<(PyOperation, PyPageOutcomes)> {
         let (pages, keys, pieces) = self.given(&keys, &views, true)?;
-        // A piece without bytes between two others would hide that those overlap.
-        let mut sorted: Vec<_> = pieces.iter().filter(|piece| piece.bytes > 0).collect();
-        sorted.sort_by_key(|piece| piece.address);
-        if sorted.windows(2).any(|two| two[0].overlaps(*two[1])) {
-            let cause = "two buffers of one load share memory";
-            return Err(
-                ExceptionParts::usage(cause, "pass a buffer of its own for each page").into(),
-            );
-        }
+        check_apart(&pieces)?;
         start(views, move || {
             // SAFETY: the views are kept until this ended, and share no byte.
             let buffers = pieces.iter().map(|piece| unsafe { piece.slice_mut() });
@@ -394,6 +461,49 @@ impl PyPageStore {
             let loaded = pages.load_all(&mut given).into_iter();
             loaded.map(|length| Ok(length?)).collect()
         })
+    }
+
+    /// Stores pages that lie in memory of a GPU, in pieces of (address, bytes); `views` keep the memory.
+    fn store_on_gpu(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Vec<u8>>,
+        views: Vec<Py<PyView>>,
+        pieces: Vec<Vec<(u64, u64)>>,
+        stream: u64,
+    ) -> PyResult<(PyOperation, PyPageOutcomes)> {
+        let (own, keys, pages) = self.given_on_gpu(py, &keys, &views, pieces)?;
+        let job = py.detach(|| pages_on_gpu::store(own, keys, pages, stream))?;
+        start(views, job)
+    }
+
+    /// Loads pages into memory of a GPU, as [`store_on_gpu`](Self::store_on_gpu).
+    fn load_on_gpu(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Vec<u8>>,
+        views: Vec<Py<PyView>>,
+        pieces: Vec<Vec<(u64, u64)>>,
+        stream: u64,
+    ) -> PyResult<(PyOperation, PyPageOutcomes)> {
+        let (own, keys, pages) = self.given_on_gpu(py, &keys, &views, pieces)?;
+        let all: Vec<MemoryPiece> = pages
+            .extents()
+            .into_iter()
+            .flatten()
+            .map(|piece| MemoryPiece {
+                address: piece.address,
+                bytes: piece.bytes as usize,
+            })
+            .collect();
+        check_apart(&all)?;
+        let job = py.detach(|| pages_on_gpu::load(own, keys, pages, stream))?;
+        start(views, job)
+    }
+
+    /// Returns whether the GPU moves pages in its memory, and why.
+    fn way(&self) -> PyResult<(bool, String)> {
+        Ok(self.pages.get()?.way())
     }
 
     fn remove(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<usize> {
@@ -414,6 +524,7 @@ impl PyPageStore {
     /// Returns the counts, and what opening found, as JSON.
     fn stats(&self, py: Python<'_>) -> PyResult<String> {
         let pages = self.pages.get()?;
+        let by_gpu = pages.by_gpu();
         let (stats, found, role) = wait::of(py, move || {
             Ok((pages.stats()?, pages.area()?.1, pages.role()?))
         })?;
@@ -427,6 +538,8 @@ impl PyPageStore {
             "lost": stats.lost,
             "failed": stats.failed,
             "checkpoints": stats.checkpoints,
+            "loaded_by_gpu": by_gpu.0,
+            "stored_by_gpu": by_gpu.1,
             "recovered_pages": found.pages,
             "recovered_log_blocks": found.log_blocks,
             "damaged_checkpoints": u64::from(found.fell_back),
@@ -462,6 +575,29 @@ impl PyPageStore {
         let pieces = views.iter().map(piece).collect::<Result<_, _>>()?;
         Ok((self.pages.get()?, keys_of(keys)?, pieces))
     }
+
+    #[expect(clippy::type_complexity, reason = "three parts of a call")]
+    fn given_on_gpu(
+        &self,
+        py: Python<'_>,
+        keys: &[Vec<u8>],
+        views: &[Py<PyView>],
+        pieces: Vec<Vec<(u64, u64)>>,
+    ) -> PyResult<((Own, Arc<GpuWay>), Vec<PageKey>, GpuPages)> {
+        if keys.len() != pieces.len() {
+            let cause = format!("{} keys do not match {} buffers", keys.len(), pieces.len());
+            return Err(PyValueError::new_err(cause));
+        }
+        let extent = |(address, bytes)| PageExtent { address, bytes };
+        let pages = pieces
+            .into_iter()
+            .map(|pieces| pieces.into_iter().map(extent).collect());
+        let pages = GpuPages {
+            pieces: Arc::new(pages.collect()),
+            views: Arc::new(views.iter().map(|view| view.clone_ref(py)).collect()),
+        };
+        Ok((self.pages.get()?.own()?, keys_of(keys)?, pages))
+    }
 }
 
 /// Runs `work` on a thread of the pool, which keeps `views` until it ended.
@@ -476,13 +612,4 @@ fn start(
         Ok(())
     })?;
     Ok((operation, PyPageOutcomes(outcomes)))
-}
-
-fn number_of(outcome: StoreOutcome) -> usize {
-    match outcome {
-        StoreOutcome::Stored => 0,
-        StoreOutcome::Present => 1,
-        StoreOutcome::InProgress => 2,
-        StoreOutcome::NoRoom => 3,
-    }
 }

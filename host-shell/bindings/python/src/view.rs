@@ -117,6 +117,20 @@ impl MemoryPiece {
     }
 }
 
+/// Checks that no two pieces share a byte.
+pub fn check_apart(pieces: &[MemoryPiece]) -> Result<(), ExceptionParts> {
+    // A piece without bytes between two others would hide that those overlap.
+    let mut sorted: Vec<_> = pieces.iter().filter(|piece| piece.bytes > 0).collect();
+    sorted.sort_by_key(|piece| piece.address);
+    match sorted.windows(2).any(|two| two[0].overlaps(*two[1])) {
+        true => Err(ExceptionParts::usage(
+            "two buffers of one load share memory",
+            "pass a buffer of its own for each page",
+        )),
+        false => Ok(()),
+    }
+}
+
 impl PyView {
     pub fn memory(&self) -> MemoryPiece {
         MemoryPiece {

@@ -5,6 +5,7 @@ mod disk;
 mod drive;
 mod journal;
 mod lookups;
+mod plans;
 mod scenarios;
 
 use nvme_kv::{AreaRequest, ModelFingerprint, PageKey, PageStore};

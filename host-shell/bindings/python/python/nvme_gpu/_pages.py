@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
-from . import _buffers, _native
+from . import _buffers, _native, _page_pieces
 from ._arguments import whole
 from ._errors import NvmeGpuError, PageMiss, Usage, in_short
 from ._held import Held, OneProcess
@@ -73,7 +73,8 @@ class PageStore(Held):
     damaged one (:attr:`formatted` says why); ``"never"`` raises then; ``"always"`` begins anew. Data that are no page store
     are never overwritten by ``"auto"``. Only the process that opened an area last may change it.
 
-    Pages are memory of the host: contiguous, of any dtype. Any thread may call. Closing the store closes this.
+    Pages are contiguous memory of the host, or of the store's GPU: a tensor of any stride, or a list of tensors. Any thread
+    may call. Closing the store closes this.
 
     Raises :class:`Usage` for sizes that cannot be, and :class:`NvmeGpuError` with the code ``mismatch`` for an area that
     holds something else.
@@ -206,26 +207,46 @@ class PageStore(Held):
         """Pins the pages of the first keys, up to the first key without a page: none of them makes room for others."""
         return PagePins(self._native.pin_prefix([_bytes(key) for key in keys]))
 
-    def store_async(self, keys: Sequence[bytes], pages: Sequence[Any]) -> PendingPages:
+    def store_async(self, keys: Sequence[bytes], pages: Sequence[Any], *, stream: Any = None) -> PendingPages:
         """Starts to store ``pages``; the result has an entry for each: ``"stored"``, found from now on, also after a power
         cut; ``"present"``, a page of this key was there; ``"in_progress"``, another call is storing this key; ``"no_room"``,
-        all other pages are in use; or the :class:`NvmeGpuError` for which it was not stored."""
-        operation, outcomes = self._native.store(*self._pairs(keys, pages, False))
+        all other pages are in use; or the :class:`NvmeGpuError` for which it was not stored.
+
+        Pages in memory of a GPU are copied and checksummed there after what ``stream`` does before, as in
+        :meth:`Table.gather`; once the stream has passed the copy, they may change."""
+        if _on_gpu(pages):
+            operation, outcomes = self._native.store_on_gpu(*self._pieces(keys, pages, False, stream))
+        else:
+            operation, outcomes = self._native.store(*self._pairs(keys, pages, False))
         return PendingPages(operation, outcomes, _OUTCOMES)
 
-    def load_async(self, keys: Sequence[bytes], pages: Sequence[Any]) -> PendingPages:
+    def load_async(self, keys: Sequence[bytes], pages: Sequence[Any], *, stream: Any = None) -> PendingPages:
         """Starts to fill ``pages``; the result has an entry for each: its length in bytes, or the :class:`NvmeGpuError`, a
-        :class:`PageMiss` where the page should be computed. A page that was not loaded is zero."""
-        operation, outcomes = self._native.load(*self._pairs(keys, pages, True))
+        :class:`PageMiss` where the page should be computed. A page that was not loaded is zero.
+
+        Pages in memory of a GPU: where :attr:`path` says so, the GPU reads them in ``stream``, and what the stream does
+        later finds each page whole and checked, or zero."""
+        if _on_gpu(pages):
+            operation, outcomes = self._native.load_on_gpu(*self._pieces(keys, pages, True, stream))
+        else:
+            operation, outcomes = self._native.load(*self._pairs(keys, pages, True))
         return PendingPages(operation, outcomes, None)
 
-    def put(self, keys: Sequence[bytes], pages: Sequence[Any]) -> list[PageOutcome | NvmeGpuError]:
+    def put(
+        self, keys: Sequence[bytes], pages: Sequence[Any], *, stream: Any = None
+    ) -> list[PageOutcome | NvmeGpuError]:
         """Stores ``pages``, as :meth:`store_async`, and returns the outcome of each."""
-        return self.store_async(keys, pages).result()
+        return self.store_async(keys, pages, stream=stream).result()
 
-    def get(self, keys: Sequence[bytes], pages: Sequence[Any]) -> list[int | NvmeGpuError]:
+    def get(self, keys: Sequence[bytes], pages: Sequence[Any], *, stream: Any = None) -> list[int | NvmeGpuError]:
         """Fills ``pages``, as :meth:`load_async`, and returns the length of each, or the error."""
-        return self.load_async(keys, pages).result()
+        return self.load_async(keys, pages, stream=stream).result()
+
+    @property
+    def path(self) -> dict[str, str]:
+        """``pages``: ``"gpu"`` where the GPU itself moves pages between its memory and the drive, else ``"cpu"``; ``why``."""
+        by_gpu, why = self._native.way()
+        return {"pages": "gpu" if by_gpu else "cpu", "why": why}
 
     def remove(self, keys: Iterable[bytes]) -> int:
         """Removes pages, durably, and returns how many there were."""
@@ -242,15 +263,27 @@ class PageStore(Held):
     def stats(self) -> dict[str, int]:
         """Counts since it was opened: ``pages`` found now, of ``capacity``; ``loaded``, ``missed``, ``stored``, ``evicted``;
         ``lost``: dropped because the drive did not hold what was stored; ``failed``: not stored, since the drive failed;
-        ``checkpoints``; and what opening found: ``recovered_pages``, ``recovered_log_blocks``, ``damaged_checkpoints``,
-        ``damaged_log_blocks``. Of a shared area they are those of the owner; ``owner`` is 1 in it, ``epoch`` the number of its
-        opening, ``unanswered`` lookups of this process that no owner answered."""
+        ``checkpoints``; ``loaded_by_gpu``, ``stored_by_gpu``: pages that a GPU moved; and what opening found:
+        ``recovered_pages``, ``recovered_log_blocks``, ``damaged_checkpoints``, ``damaged_log_blocks``. Of a shared area they
+        are those of the owner; ``owner`` is 1 in it, ``epoch`` the number of its opening, ``unanswered`` lookups of this
+        process that no owner answered."""
         found: dict[str, int] = json.loads(self._native.stats())
         return found
 
     def __len__(self) -> int:
         """Pages that are found."""
         return self.stats()["pages"]
+
+    def _pieces(
+        self, keys: Sequence[bytes], pages: Sequence[Any], writable: bool, stream: Any
+    ) -> tuple[list[bytes], list[_native.View], list[list[tuple[int, int]]], int]:
+        if len(keys) != len(pages):
+            raise Usage(f"{len(keys)} keys do not match {len(pages)} pages", "pass one page for each key")
+        if self._store is None:
+            raise Usage("a page lies in memory of a GPU, and the area is shared", "use memory of the host here")
+        native, number = self._store._native, _buffers.stream_of(stream)
+        views, pieces = _page_pieces.of_pages(pages, native, number, writable)
+        return [_bytes(key) for key in keys], views, pieces, number
 
     def _pairs(
         self, keys: Sequence[bytes], pages: Sequence[Any], writable: bool
@@ -284,6 +317,10 @@ def _checked(
     )
     block_tokens, group = numbers
     return area, texts, (whole("block_tokens", block_tokens, 0, 0xFFFF_FFFF), whole("group", group, 0, 0xFFFF_FFFF))
+
+
+def _on_gpu(pages: Sequence[Any]) -> bool:
+    return any(_page_pieces.is_of_gpu(page) for page in pages)
 
 
 def _bytes(value: Any) -> bytes:
