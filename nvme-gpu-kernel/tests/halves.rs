@@ -5,12 +5,11 @@
 #![cfg(feature = "lanes")]
 
 mod memory;
+#[path = "memory/served_queue.rs"]
+mod served_queue;
 
 use memory::{address, wide, words};
-use nvme_core::ControllerIdentity;
 use nvme_core::handoff::QueueWords;
-use nvme_core::queue_state::{QueueState, words as state_words};
-use nvme_core::spec::Qid;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_gpu_kernel::QueueArray;
 use nvme_gpu_kernel::entries::{nvme_begin_batched, nvme_finish_batched};
@@ -20,13 +19,12 @@ use nvme_gpu_kernel::rows::{
     Batched, GatherLaunch, HalvedGather, LaunchProgress, LaunchSummary, RECORD_BYTES,
     STATION_BYTES, code,
 };
+use served_queue::{BLOCK, ServedQueue};
 use std::cell::Cell;
 use std::rc::Rc;
 
 const ROW: u64 = 32;
-const BLOCK: u64 = 512;
 const ROWS: u64 = 100;
-const ENTRIES: u32 = 16;
 const QUEUES: usize = 2;
 /// Rows of a gather.
 const COUNT: usize = 5;
@@ -38,27 +36,11 @@ fn load(word: &AtomicU64) -> u64 {
     word.load(Order::Relaxed, Scope::Sys)
 }
 
-/// The rings of a queue, and how far the controller has come.
-struct Ring {
-    state: Vec<AtomicU32>,
-    /// Submission entries of eight words, then completion entries of two.
-    words: Vec<AtomicU64>,
-    doorbells: Vec<AtomicU32>,
-    served: Cell<u32>,
-}
-
-impl Ring {
-    /// Returns the first submission entry: entries lie at multiples of their size.
-    fn first(&self) -> usize {
-        (address(&self.words).next_multiple_of(64) - address(&self.words)) as usize / 8
-    }
-}
-
 /// Two stations with a queue each, of which gathers in halves may hold one.
 struct World {
     gate: Vec<AtomicU32>,
     stations: Vec<AtomicU32>,
-    rings: Vec<Ring>,
+    rings: Vec<ServedQueue>,
     queues: Vec<QueueWords>,
     slots: Vec<AtomicU64>,
     records: Vec<AtomicU64>,
@@ -75,35 +57,11 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let ring = |_| Ring {
-            state: words(state_words(ENTRIES)),
-            words: wide(ENTRIES as usize * 10 + 8, 0),
-            doorbells: words(2),
-            served: Cell::new(0),
-        };
-        let rings: Vec<Ring> = (0..QUEUES).map(ring).collect();
-        let queue = |(index, ring): (usize, &Ring)| {
-            let sq = address(&ring.words[ring.first()..]);
-            QueueWords {
-                sq,
-                cq: sq + u64::from(ENTRIES) * 64,
-                sq_doorbell: address(&ring.doorbells),
-                cq_doorbell: address(&ring.doorbells[1..]),
-                lists: sq,
-                lists_iova: sq,
-                state: address(&ring.state),
-                entries: ENTRIES,
-                slots: ENTRIES - 1,
-                list_words: 0,
-                page_shift: 12,
-                qid: index as u32 + 1,
-                reserved: 0,
-            }
-        };
-        let world = Self {
+        let rings: Vec<ServedQueue> = (0..QUEUES).map(ServedQueue::new).collect();
+        Self {
             gate: words(gate_words(QUEUES as u32)),
             stations: words(QUEUES),
-            queues: rings.iter().enumerate().map(queue).collect(),
+            queues: rings.iter().map(ServedQueue::described).collect(),
             rings,
             slots: wide(QUEUES * STATION_BYTES as usize / 8 + 512, CANARY),
             records: wide(RECORD_BYTES as usize / 8 + COUNT, 0),
@@ -115,9 +73,7 @@ impl World {
             summary: wide(size_of::<LaunchSummary>() / 8, 0),
             now_ns: Rc::default(),
             answers: Cell::new(true),
-        };
-        world.reset();
-        world
+        }
     }
 
     fn gate(&self) -> AdmissionGate<'_> {
@@ -126,15 +82,7 @@ impl World {
 
     /// Resets the controller: its queues are as new.
     fn reset(&self) {
-        for (index, ring) in self.rings.iter().enumerate() {
-            let state = QueueState::new(&ring.state, Qid(index as u16 + 1), ENTRIES, ENTRIES - 1);
-            state.unwrap().init(&ControllerIdentity::new(), 0);
-            for word in &ring.words {
-                word.store(0, Order::Relaxed, Scope::Sys);
-            }
-            ring.doorbells[0].store(0, Order::Relaxed, Scope::Sys);
-            ring.served.set(0);
-        }
+        self.rings.iter().for_each(ServedQueue::reset);
     }
 
     fn recover(&self) {
@@ -146,37 +94,16 @@ impl World {
     }
 
     fn in_flight(&self) -> u32 {
-        let of = |(index, ring): (usize, &Ring)| {
-            let state = QueueState::new(&ring.state, Qid(index as u16 + 1), ENTRIES, ENTRIES - 1);
-            state.unwrap().in_flight()
-        };
-        self.rings.iter().enumerate().map(of).sum()
+        self.rings.iter().map(ServedQueue::in_flight).sum()
     }
 
     /// Answers each command that was rung for. Each word of its blocks gets its byte offset in the namespace as
     /// content.
     fn serve(&self) {
-        for (index, ring) in self.rings.iter().enumerate() {
-            let tail = ring.doorbells[0].load(Order::Acquire, Scope::Sys);
-            while self.answers.get() && ring.served.get() % ENTRIES != tail {
-                let position = ring.served.get();
-                let entry = ring.first() + (position % ENTRIES) as usize * 8;
-                let word = |at: usize| load(&ring.words[entry + at]);
-                let (cid, data, lba) = (word(0) >> 16 & 0xFFFF, word(3), word(5));
-                let blocks = (word(6) & 0xFFFF) + 1;
-                let to = (data - address(&self.slots)) as usize / 8;
-                for at in 0..(blocks * BLOCK / 8) as usize {
-                    let value = lba * BLOCK + at as u64 * 8;
-                    self.slots[to + at].store(value, Order::Relaxed, Scope::Sys);
-                }
-                let phase = u64::from((position / ENTRIES).is_multiple_of(2));
-                let head = u64::from((position + 1) % ENTRIES);
-                let upper = head | (index as u64 + 1) << 16 | cid << 32 | phase << 48;
-                let completion = ring.first() + ENTRIES as usize * 8;
-                let completion = completion + (position % ENTRIES) as usize * 2 + 1;
-                ring.words[completion].store(upper, Order::Release, Scope::Sys);
-                ring.served.set(position + 1);
-            }
+        if self.answers.get() {
+            self.rings
+                .iter()
+                .for_each(|ring| ring.serve(&self.slots, |_| 0));
         }
     }
 
@@ -290,10 +217,7 @@ impl World {
     }
 
     fn sent(&self) -> u32 {
-        let tails = self.rings.iter();
-        tails
-            .map(|ring| ring.doorbells[0].load(Order::Relaxed, Scope::Sys))
-            .sum()
+        self.rings.iter().map(ServedQueue::tail).sum()
     }
 }
 

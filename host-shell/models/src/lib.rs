@@ -19,6 +19,7 @@ pub mod choosing;
 pub mod experts;
 mod gguf;
 mod kv;
+pub mod layout;
 pub mod llama;
 mod machine;
 mod metadata;

@@ -111,9 +111,16 @@ pub fn image_paths(text: &str) -> Result<Vec<PathBuf>, ConfigError> {
     })
 }
 
-/// Escapes `path` for the place before the question mark of a device's text.
+/// Escapes `path` for the place before the question mark of a device's text. A file with the name of a medium becomes
+/// `./mem` and so on.
 pub fn escape(path: &str) -> String {
-    path.replace('%', "%25").replace('?', "%3F")
+    let escaped = path.replace('%', "%25").replace('?', "%3F");
+    match StoreLocation::of(&escaped) {
+        Ok(StoreLocation::Null | StoreLocation::Memory | StoreLocation::Generated) => {
+            format!("./{escaped}")
+        }
+        _ => escaped,
+    }
 }
 
 /// Reads the text without looking at any file.

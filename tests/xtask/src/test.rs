@@ -57,14 +57,20 @@ const BARE: &str = "--no-default-features";
 
 /// Packages that are compiled without optimisation for the tests, in a quarter of the time: they wait more than they
 /// compute. Core, simulator and the stand-in of CUDA move the bytes, and keep the profile's level.
-const UNOPTIMISED: [&str; 23] = [
+const UNOPTIMISED: [&str; 29] = [
     // Packages outside of the workspace.
     "\"*\"",
     "guest-tests",
     "nvme-gpu",
     "nvme-gpu-capi",
     "nvme-gpu-compat",
+    "nvme-gpu-python",
+    "nvme-gpu-tests",
     "nvme-cuda",
+    "nvme-kv",
+    "nvme-kv-server",
+    "nvme-lookup",
+    "nvme-vfio-user",
     "nvme-driver",
     "nvme-bench",
     "nvme-doctor",

@@ -14,7 +14,7 @@ mod suite;
 
 pub use case::SuiteCase;
 pub use crossover::{CrossoverJob, crossover};
-pub use gather::{GatherJob, gather};
+pub use gather::{GatherJob, GraphCases, ProductShape, gather};
 pub use limits::RateLimits;
 pub(crate) use limits::copy_rates;
 pub use nvme_cuda::SubmitMode;

@@ -169,7 +169,11 @@ impl AnyFile {
         }
     }
 
-    fn pieces(&self, offset: u64, bytes: u64) -> nvme_host::Result<Vec<Range<u64>>> {
+    /// Returns where bytes of the file lie in the store.
+    ///
+    /// # Errors
+    /// For bytes in a hole or past the end.
+    pub fn pieces(&self, offset: u64, bytes: u64) -> nvme_host::Result<Vec<Range<u64>>> {
         match self {
             Self::Drive(file) => file.pieces(offset, bytes),
             Self::Mounted(file) => file.pieces(offset, bytes),
@@ -197,7 +201,9 @@ impl AnyFile {
         }
     }
 
-    fn check_unchanged(&self) -> nvme_host::Result<()> {
+    /// # Errors
+    /// For a file that is not the one that was opened.
+    pub fn check_unchanged(&self) -> nvme_host::Result<()> {
         match self {
             Self::Drive(file) => file.check_unchanged(),
             Self::Mounted(file) => file.file().check_unchanged(),

@@ -41,6 +41,7 @@ mod split;
 mod tensors;
 #[cfg(test)]
 mod tests;
+mod together;
 mod value;
 
 pub use dtype::Dtype;

@@ -65,8 +65,8 @@ impl Catalog {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SplitPart {
     /// Number of the part, from 0 on.
-    number: u64,
-    count: u64,
+    pub(super) number: u64,
+    pub(super) count: u64,
     /// Tensors of all parts.
     tensors: u64,
 }
@@ -139,7 +139,7 @@ pub fn wrong(what: String) -> HeaderFault {
 }
 
 /// Parts that have been found, one after another.
-struct JoinedParts {
+pub(super) struct JoinedParts {
     all: Catalog,
     entries: Vec<TensorEntry>,
     /// Keys of the first part, which the others repeat.
@@ -151,7 +151,7 @@ struct JoinedParts {
 }
 
 impl JoinedParts {
-    fn new(first: Catalog, part: SplitPart, name: String, bytes: u64) -> Self {
+    pub(super) fn new(first: Catalog, part: SplitPart, name: String, bytes: u64) -> Self {
         let mut all = first;
         let entries = std::mem::take(&mut all.entries).into_entries();
         let names = entries.iter().map(|one| one.name.clone()).collect();
@@ -173,7 +173,7 @@ impl JoinedParts {
     }
 
     /// Returns the offset of the next part; `None` once all were found.
-    fn next(&self) -> Option<u64> {
+    pub(super) fn next(&self) -> Option<u64> {
         let offset = self.all.bytes.checked_next_multiple_of(ALIGNMENT);
         offset.filter(|_| self.found < self.part.count)
     }
@@ -182,7 +182,7 @@ impl JoinedParts {
     ///
     /// # Errors
     /// The fault of the part, as the end of a sentence that begins with its name.
-    fn add(
+    pub(super) fn add(
         &mut self,
         next: Catalog,
         offset: u64,
@@ -234,7 +234,7 @@ impl JoinedParts {
 
     /// # Errors
     /// An error if the number of tensors is another one than the parts say.
-    fn finish(self) -> std::result::Result<Catalog, String> {
+    pub(super) fn finish(self) -> std::result::Result<Catalog, String> {
         let have = self.entries.len() as u64;
         match have == self.part.tensors {
             true => Ok(Catalog {

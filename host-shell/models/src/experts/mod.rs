@@ -1,11 +1,14 @@
 //! Layers of experts on a store: a router chooses a few of them for each token, and only those are read.
 
+mod activation;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod router;
+mod rule;
 #[cfg(test)]
 mod tests;
 
+pub use activation::ExpertActivation;
 #[cfg(feature = "cuda")]
 pub use gpu::{CacheOptions, ExpertStep, GpuExperts, check};
 pub use nvme_compute_kernel::experts::reference::{ExpertBalance, balance, probabilities};
@@ -13,6 +16,7 @@ pub use nvme_compute_kernel::experts::{ChosenExpert, ReplacementPolicy};
 pub use router::route;
 #[cfg(feature = "cuda")]
 pub use router::{RouteParameters, Router};
+pub use rule::{RouterRule, RouterScore};
 
 use nvme_compute::matrix::product;
 use nvme_compute_kernel::experts::{ExpertLocations, MATRICES, MOST_EXPERTS, reference};

@@ -51,10 +51,40 @@ pub struct OnGpuArgs {
     /// Measure each case also with a cache of BYTES of GPU memory
     #[arg(long, value_name = "BYTES", value_parser = some_bytes, requires_all = ["gather", "gpu"])]
     cache: Option<u64>,
+    /// Rows of gathers in captured graphs, each measured beside a kernel that only copies
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1024u64], value_parser = number::<u64>(1..=1 << 32), requires_all = ["gather", "gpu"])]
+    graph_rows: Vec<u64>,
+    /// Measure these graphs also in halves, with a copy inside GPU memory between them
+    #[arg(long, requires_all = ["gather", "gpu"])]
+    halves: bool,
+    /// Measure a product of bf16 matrices alone, beside gathers, and beside a graph of the first --graph-rows every 200
+    /// us; 8192,8192,8192 without a value
+    #[arg(long, value_name = "M,N,K", value_delimiter = ',', num_args = 0..=1, default_missing_value = "8192,8192,8192", value_parser = number::<u32>(1..=1 << 20), requires_all = ["gather", "gpu"])]
+    beside_gemm: Option<Vec<u32>>,
 }
 
 #[cfg(feature = "cuda")]
-use nvme_host::cuda::{RowsOptions, bench::GatherJob, bench::gather};
+impl OnGpuArgs {
+    fn graphs(&self) -> Result<GraphCases> {
+        let product = self.beside_gemm.as_deref().map(|sizes| match *sizes {
+            [m, n, k] => Ok(ProductShape { m, n, k }),
+            _ => Err(Error::usage(
+                format!("--beside-gemm has {} sizes", sizes.len()),
+                "give rows, columns and terms: --beside-gemm 8192,8192,8192",
+            )),
+        });
+        Ok(GraphCases {
+            rows: self.graph_rows.clone(),
+            halves: self.halves,
+            product: product.transpose()?,
+        })
+    }
+}
+
+#[cfg(feature = "cuda")]
+use nvme_host::cuda::RowsOptions;
+#[cfg(feature = "cuda")]
+use nvme_host::cuda::bench::{GatherJob, GraphCases, ProductShape, gather};
 
 /// Parameters of the job from options that other commands share.
 pub struct GatherShared<'f> {
@@ -159,6 +189,7 @@ impl GatherArgs {
             nsid: nvme_host::core::spec::Nsid(rest.nsid),
             cases: self.cases(rest.seed)?,
             cache_bytes: self.on_gpu.cache.unwrap_or(0),
+            graphs: self.on_gpu.graphs()?,
             options: RowsOptions {
                 queues: match rest.queues {
                     1 => defaults.queues,

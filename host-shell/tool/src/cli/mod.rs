@@ -4,6 +4,7 @@
 mod apart;
 mod complete;
 mod failure;
+mod groups;
 mod refusal;
 
 use crate::admin::{
@@ -34,6 +35,7 @@ Devices:
                                 is, a missing one is created when size= is given
   sim:mem[?size=1GiB]           memory, lost at the end
   sim:null[?size=1TiB]          reads zeroes, forgets writes
+  sim:generated[?size=1TiB]     bytes that follow from their address; cannot be written
                                 `nvme-gpu devices` lists every option and fault of sim:
   vfio:BDF[?iommu=HOW]          a controller on PCIe that is bound to vfio-pci (`nvme-gpu list`, `bind`, `doctor`);
                                 HOW is type1 (default), iommufd, or auto: iommufd where both can be opened
@@ -246,7 +248,7 @@ fn command_line() -> clap::Command {
     } else {
         &[NO_DEVICE_FOR]
     };
-    CommandLine::command().mut_subcommand("bench", |bench| {
+    groups::arrange(CommandLine::command()).mut_subcommand("bench", |bench| {
         bench.mut_arg("device", |device| {
             let given = || clap::builder::ArgPredicate::IsPresent;
             device

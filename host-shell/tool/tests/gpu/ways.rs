@@ -99,7 +99,7 @@ fn a_file_goes_to_the_gpu_by_every_way() {
 #[test]
 fn rows_are_gathered_by_ids_and_checked() {
     let folder = Folder::new(Place::Embedded);
-    let device = "sim:mem?size=8MiB&block=4096&queues=8&threads=2";
+    let device = "sim:mem?size=8MiB&block=4096&queues=32&threads=2";
     let gather = [
         "bench",
         "-d",
@@ -118,6 +118,11 @@ fn rows_are_gathered_by_ids_and_checked() {
         "2",
         "--queues",
         "3",
+        "--graph-rows",
+        "24,100,1000",
+        "--halves",
+        "--beside-gemm",
+        "200,100,64",
     ];
     let text = ok(&folder, &gather);
     let lines: Vec<serde_json::Value> = text
@@ -167,9 +172,39 @@ fn rows_are_gathered_by_ids_and_checked() {
             (&row.into(), &300.into())
         );
         assert_eq!(line["checked"], true);
-        assert!(line["rows_per_s"].as_f64().unwrap() > 0.0);
+        let positive = |value: &serde_json::Value| assert!(value.as_f64().unwrap() > 0.0, "{line}");
+        positive(&line["rows_per_s"]);
+        let graphs = line["graphs"].as_array().unwrap();
+        let rows: Vec<&serde_json::Value> = graphs.iter().map(|graph| &graph["rows"]).collect();
+        assert_eq!(rows, [24, 100, 300]);
+        for graph in graphs {
+            positive(&graph["bare_us_p50"]);
+            assert!(graph["us_p50"].as_f64() <= graph["us_p99"].as_f64());
+        }
+        // Gathers in halves may hold one of two stations, which has no room for 300 rows of 4 KiB.
+        positive(&graphs[0]["halves"]["copy_us_p50"]);
+        assert!(row < 4096 || graphs[2]["halves"].is_null(), "{line}");
+        for name in [
+            "ms",
+            "of_it_beside_gathers",
+            "of_it_beside_lookups",
+            "lookups",
+        ] {
+            positive(&line["product"][name]);
+        }
     }
     assert_eq!(lines.len(), 4);
+    for (sizes, why) in [
+        ("8", "--beside-gemm has 1 sizes"),
+        ("1048576,1048576,64", "is not multiplied here"),
+    ] {
+        let more = ["--rows", "20", "--runs", "1", "--beside-gemm", sizes];
+        let begin = [
+            "bench", "-d", device, "--gpu", "--gather", "--table", "4MiB",
+        ];
+        let said = fails(&folder, "", 2, &[&begin[..], &more].concat());
+        assert!(said.contains(why), "{said}");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::*;
 use crate::config::fault::{ExternalChange, Fault};
 use crate::medium::latency::LatencyProfile;
 use nvme_spec::Status;
+use std::path::Path;
 
 fn why(text: &str) -> String {
     parse(text)
@@ -396,6 +397,13 @@ impl Drop for Folder {
 #[test]
 fn a_path_may_have_a_question_mark_and_a_percent_sign() {
     assert_eq!(escape("a?b%3F"), "a%3Fb%253F");
+    for medium in ["mem", "null", "generated"] {
+        assert_eq!(image_paths(medium).unwrap(), [] as [PathBuf; 0]);
+        assert_eq!(
+            image_paths(&escape(medium)).unwrap(),
+            [Path::new(".").join(medium)]
+        );
+    }
     let folder = Folder::new("escape");
     for name in ["what?", "100%", "%3F", "a%25", "?%?"] {
         let config = parse(&folder.text(name, "?size=8KiB")).expect(name);

@@ -258,6 +258,11 @@ fn build(tools: &Tools) -> Result<PathBuf, Failure> {
     let _ = fs::remove_dir_all(&wheels);
     let mut maturin = tools.run("maturin");
     maturin.args(["build", "--release", "--quiet", "--compatibility", PLATFORM]);
+    // The bindings only pass values on: without optimisation they compile in a sixth of the time.
+    for setting in ["opt-level=0", "codegen-units=256"] {
+        let setting = format!("profile.release.package.nvme-gpu-python.{setting}");
+        maturin.args(["--config", &setting]);
+    }
     maturin
         .arg("--manifest-path")
         .arg(root().join(FOLDER).join("Cargo.toml"));

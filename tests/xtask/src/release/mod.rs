@@ -61,14 +61,14 @@ impl Architecture {
     }
 }
 
-/// What the steps share.
+/// Values that the steps share.
 pub struct Release {
     /// Folder of the artefacts.
     pub artefacts: PathBuf,
     /// Folder for what is in the making.
     pub work: PathBuf,
     pub tools: ReleaseTools,
-    /// What artefacts are made for now.
+    /// Architecture for which artefacts are made now.
     pub architectures: Vec<Architecture>,
     /// Time of the last commit, in seconds: the time that archives give their files.
     pub time: String,

@@ -5,12 +5,16 @@
 // UNSAFETY: launches kernels over this module's own memory.
 #![allow(unsafe_code)]
 
+mod beside;
 mod by_cpu;
+mod graphs;
 mod latency;
 pub(in crate::gpu) mod lay_out;
 mod written;
 
 use crate::measure::{GatherCases, IdGenerator, median};
+use beside::ProductBench;
+pub use beside::ProductShape;
 use by_cpu::CpuQueues;
 use lay_out::{STRIPE_BYTES, check_room, cores, fill, lay_out};
 use nvme_core::spec::Nsid;
@@ -32,6 +36,7 @@ use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::ROWS;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, CheckLaunch, GatherLaunch};
 use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
@@ -52,8 +57,21 @@ pub struct GatherJob {
     pub cases: GatherCases,
     /// Bytes of GPU memory of a cache, for a second measurement beside the one without; 0 for none.
     pub cache_bytes: u64,
+    /// Gathers in graphs.
+    pub graphs: GraphCases,
     /// Queues and stations.
     pub options: RowsOptions,
+}
+
+/// Gathers that are measured in captured graphs.
+#[derive(Clone, Debug)]
+pub struct GraphCases {
+    /// Rows of each.
+    pub rows: Vec<u64>,
+    /// Measure each also in halves, with a copy inside GPU memory between them.
+    pub halves: bool,
+    /// Product of matrices that is measured beside gathers.
+    pub product: Option<ProductShape>,
 }
 
 impl GatherJob {
@@ -193,6 +211,11 @@ pub fn gather(
     for row_bytes in &job.cases.row_bytes {
         drop(job.cache(&drives.first, *row_bytes)?);
     }
+    let product = job
+        .graphs
+        .product
+        .map(|shape| ProductBench::new(&gpu, shape));
+    let product = product.transpose()?;
     let begin = Instant::now();
     lay_out(&controllers, (job.nsid, &job.cases))?;
     let laid_out = begin.elapsed();
@@ -219,7 +242,8 @@ pub fn gather(
     let rig = GatherFixture {
         copy: module.function("nvme_copy_rows")?,
         check: module.function("nvme_check_rows")?,
-        stream: Stream::new(&gpu)?,
+        // So that gathers beside a product wait for a few of its blocks, and not for all.
+        stream: Stream::urgent(&gpu)?,
         mirror: RegisteredMemory::pages(&gpu, &mirror_pages)?,
         mirror_pages,
         cpu,
@@ -229,7 +253,7 @@ pub fn gather(
         job: job.clone(),
     };
     for row_bytes in &job.cases.row_bytes {
-        emit(rig.case(*row_bytes)?);
+        emit(rig.case(*row_bytes, product.as_ref())?);
     }
     drop(rig);
     controllers
@@ -257,7 +281,7 @@ impl GatherFixture {
         self.drives.first.gpu()
     }
 
-    fn case(&self, row_bytes: u32) -> Result<Value> {
+    fn case(&self, row_bytes: u32, product: Option<&ProductBench>) -> Result<Value> {
         let mut case = self.memory(row_bytes)?;
         let (mut ours, mut bound, mut indexed) = (Vec::new(), Vec::new(), Vec::new());
         let (mut cached, mut written, mut by_cpu) = (Vec::new(), Vec::new(), Vec::new());
@@ -284,19 +308,20 @@ impl GatherFixture {
                 self.verify(&case)?;
             }
         }
-        let (hop, replay) = (self.hop(&case)?, self.replay(&case)?);
+        let (hop, graphs) = (self.hop(&case)?, self.graphs(&case)?);
+        let product = product.map(|product| self.beside_product(&case, product));
         let rate = |runs: &[f64]| case.count as f64 / median(runs);
         let rates = [&ours, &bound, &indexed].map(|runs| rate(runs));
         Ok(json!({
             "case": format!("gather_{row_bytes}"),
-            "row_bytes": row_bytes, "rows": case.count,
+            "row_bytes": row_bytes, "rows": case.count, "distinct_rows": distinct(&case.host_ids),
             "rows_per_s": rates[0], "gb_per_s": rates[0] * f64::from(row_bytes) / 1e9,
             "bound_rows_per_s": rates[1], "of_bound": rates[0] / rates[1],
             "index_and_copy_rows_per_s": rates[2], "of_index_and_copy": rates[0] / rates[2],
             "by_cpu": (!by_cpu.is_empty()).then(|| json!({
                 "rows_per_s": rate(&by_cpu), "gather_of_it": rates[0] / rate(&by_cpu), "seconds": by_cpu,
             })),
-            "hop_32_rows": hop, "graph_1024_rows": replay,
+            "hop_32_rows": hop, "graphs": graphs, "product": product.transpose()?,
             "ids": case.asked.law(), "scatter": Self::written(&case, &written),
             "cache": cache.map(|cache| json!({
                 "rows": cache.rows(), "of_table": f64::from(cache.rows()) / case.table.rows as f64,
@@ -482,8 +507,16 @@ impl GatherFixture {
 
     /// Checks every word of the output, and overwrites it.
     fn verify(&self, case: &GatherCase) -> Result<()> {
+        self.verify_first(case, case.count)
+    }
+
+    /// Checks every word of the first `count` rows of the output, and overwrites it.
+    fn verify_first(&self, case: &GatherCase, count: u64) -> Result<()> {
         let check = CheckLaunch {
-            gather: self.bare(case),
+            gather: GatherLaunch {
+                count,
+                ..self.bare(case)
+            },
             seed: self.job.cases.seed,
             wrong: case.wrong.address(),
         };
@@ -499,8 +532,13 @@ impl GatherFixture {
         match u64::read_from_bytes(&wrong).unwrap_or(u64::MAX) {
             0 => case.out.zero(),
             wrong => Err(Error::Mismatch {
-                what: format!("{wrong} of {} rows are wrong", case.count),
+                what: format!("{wrong} of {count} rows are wrong"),
             }),
         }
     }
+}
+
+/// Returns how many rows the ids name: long gathers read each of them once.
+fn distinct(ids: &[i64]) -> usize {
+    ids.iter().collect::<HashSet<_>>().len()
 }

@@ -119,11 +119,13 @@ static void come_back(const char *device, int graphs, int each)
 /* An operation of several launches that the store has not numbers enough for: nothing of it happens. */
 static void all_or_nothing(void)
 {
-    enum { RANGES = 97, PIECE = 512 };
+    enum { RANGES = 97, PIECE = 512, SCALED = 264 };
     static nvme_gpu_io ios[RANGES];
     CUdeviceptr to;
     CUgraph graph;
+    nvme_gpu_table_t *scaled;
     open_store("sim:mem?size=4MiB&queues=32&latency=1ms", 0);
+    OK(nvme_gpu_table_open(store, 0, ROWS, SCALED, &scaled));
     CUDA(cuMemAlloc(&to, RANGES * PIECE));
     wait_for_all(LAUNCHES - 1);
     int taken = 0;
@@ -140,7 +142,7 @@ static void all_or_nothing(void)
         CUDA(cuMemsetD8(to, 0xEE, sizeof(have)));
         CUDA(cuStreamSynchronize(NULL));
         nvme_gpu_status got = way == 0 ? nvme_gpu_batch(store, ios, RANGES)
-            : nvme_gpu_gather(table, GATHER_AS("float16", "float32", (void *)(uintptr_t)ids_at, NVME_GPU_I64, 4,
+            : nvme_gpu_gather(scaled, GATHER_AS("float8_scaled", "float32", (void *)(uintptr_t)ids_at, NVME_GPU_I64, 4,
                   (void *)(uintptr_t)to, 0, NULL, NULL), NULL);
         CHECK(got == NVME_GPU_ERROR_ENVIRONMENT);
         CHECK(strstr(nvme_gpu_last_error(), "2 launches") && strstr(nvme_gpu_last_remedy(), "graphs"));
@@ -155,6 +157,7 @@ static void all_or_nothing(void)
     wait_for_all(LAUNCHES);
     OK(nvme_gpu_batch(store, ios, RANGES));
     CUDA(cuMemFree(to));
+    nvme_gpu_table_close(scaled);
     nvme_gpu_close(store);
 }
 

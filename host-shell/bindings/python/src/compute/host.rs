@@ -193,3 +193,22 @@ pub fn whole(what: &str, counts: &[i32], most: u32) -> nvme_host::Result<Vec<u32
     });
     each.collect()
 }
+
+/// Runs `work` with bytes that are read and numbers that are written.
+///
+/// # Errors
+/// As [`HostCall::input`] and [`HostCall::output`].
+pub fn converted(
+    from: Py<PyView>,
+    out: Py<PyView>,
+    work: impl FnOnce(&[u8], &mut [f32]) -> nvme_host::Result<()> + Send + 'static,
+) -> PyResult<PyOperation> {
+    let mut call = HostCall::default();
+    let from = call.input::<u8>(from, "memory")?;
+    let out = call.output::<f32>(out, "out")?;
+    call.start(move || {
+        // SAFETY: inside of the call, once.
+        let (from, out) = unsafe { (from.get(), out.get()) };
+        work(from, out)
+    })
+}

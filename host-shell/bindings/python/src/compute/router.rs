@@ -3,12 +3,13 @@
 #![allow(unsafe_code)]
 
 use super::host::{HostCall, launch};
+use crate::error::ExceptionParts;
 use crate::operation::PyOperation;
 use crate::process::OfProcess;
 use crate::view::PyView;
 use crate::wait;
 use nvme_host::cuda::Gpu;
-use nvme_models::experts::{self, RouteParameters};
+use nvme_models::experts::{self, ExpertActivation, RouteParameters, RouterRule, RouterScore};
 use pyo3::prelude::*;
 
 /// Selects the experts of each token, with their weights and, with `probabilities`, the softmax over all.
@@ -43,6 +44,117 @@ pub fn route_on_cpu(
                 let found = experts::probabilities(logits);
                 place.iter_mut().zip(found).for_each(|(to, one)| *to = one);
             }
+        }
+        Ok(())
+    })
+}
+
+/// Experts, experts of a token, the score's name, groups, kept groups and scores of a group, True if weights are divided by
+/// their sum, what is added to it, and the factor.
+type Rule = (u32, u32, String, (u32, u32, u32), bool, f32, f32);
+
+fn rule_of(rule: Rule) -> Result<RouterRule, ExceptionParts> {
+    let (
+        experts,
+        choices,
+        score,
+        (groups, kept_groups, best_of_group),
+        normalises,
+        epsilon,
+        factor,
+    ) = rule;
+    let score = match &*score {
+        "softmax" => RouterScore::Softmax,
+        "softmax_of_chosen" => RouterScore::SoftmaxOfChosen,
+        "sigmoid" => RouterScore::Sigmoid,
+        "sqrt_softplus" => RouterScore::SqrtSoftplus,
+        other => {
+            return Err(ExceptionParts::usage(
+                format!("score is '{other}'"),
+                "use 'softmax', 'softmax_of_chosen', 'sigmoid' or 'sqrt_softplus'",
+            ));
+        }
+    };
+    Ok(RouterRule {
+        experts,
+        choices,
+        score,
+        groups,
+        kept_groups,
+        best_of_group,
+        normalises,
+        epsilon,
+        factor,
+    })
+}
+
+/// Selects the experts of each token by a rule, or weighs those of `chosen`.
+#[pyfunction]
+#[pyo3(signature = (logits, rule, bias, chosen, experts, weights))]
+pub fn route_by_rule_on_cpu(
+    logits: Py<PyView>,
+    rule: Rule,
+    bias: Option<Py<PyView>>,
+    chosen: Option<Py<PyView>>,
+    experts: Py<PyView>,
+    weights: Py<PyView>,
+) -> PyResult<PyOperation> {
+    let rule = rule_of(rule)?;
+    let mut call = HostCall::default();
+    let logits = call.input::<f32>(logits, "logits")?;
+    let bias = bias
+        .map(|view| call.input::<f32>(view, "bias"))
+        .transpose()?;
+    let chosen = chosen
+        .map(|view| call.input::<u32>(view, "chosen"))
+        .transpose()?;
+    let experts = call.output::<u32>(experts, "experts")?;
+    let weights = call.output::<f32>(weights, "weights")?;
+    call.start(move || {
+        // SAFETY: inside of the call, once.
+        let (logits, numbers, weights) = unsafe { (logits.get(), experts.get(), weights.get()) };
+        // SAFETY: as above.
+        let (bias, chosen) = unsafe { (bias.map(|one| one.get()), chosen.map(|one| one.get())) };
+        let found = match chosen {
+            Some(chosen) => rule.weigh(logits, chosen)?,
+            None => rule.route(logits, bias)?,
+        };
+        for (one, (expert, weight)) in found.into_iter().zip(numbers.iter_mut().zip(weights)) {
+            (*expert, *weight) = (one.expert, one.weight);
+        }
+        Ok(())
+    })
+}
+
+/// Computes the activation of each element; with `limit` clamped, with `alpha` that of gpt-oss.
+#[pyfunction]
+#[pyo3(signature = (gate, up, limit, alpha, out))]
+pub fn activate_on_cpu(
+    gate: Py<PyView>,
+    up: Py<PyView>,
+    limit: Option<f32>,
+    alpha: Option<f32>,
+    out: Py<PyView>,
+) -> PyResult<PyOperation> {
+    let activation = match (limit, alpha) {
+        (None, None) => ExpertActivation::SwiGlu,
+        (Some(limit), None) => ExpertActivation::ClampedSwiGlu { limit },
+        (Some(limit), Some(alpha)) => ExpertActivation::GptOss { limit, alpha },
+        (None, Some(_)) => {
+            let cause = "alpha is given without a limit";
+            return Err(ExceptionParts::usage(cause, "give both, as gpt-oss has them").into());
+        }
+    };
+    let mut call = HostCall::default();
+    let gate = call.input::<f32>(gate, "gate")?;
+    let up = call.input::<f32>(up, "up")?;
+    let out = call.output::<f32>(out, "out")?;
+    call.start(move || {
+        // SAFETY: inside of the call, once.
+        let (gate, up, out) = unsafe { (gate.get(), up.get(), out.get()) };
+        let pairs = gate.iter().zip(up);
+        for ((gate, up), out) in pairs.zip(out) {
+            *out = activation.value(*gate, *up);
         }
         Ok(())
     })

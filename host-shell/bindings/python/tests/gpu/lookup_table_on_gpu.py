@@ -187,6 +187,95 @@ def scaled(kind: str, begin: int = 8, rows: int = 400_000) -> dict[str, object]:
         return {"rows": rows, "us": statistics.median(took), "owned": stats["owned_gathers"], "halves": stats["begun_gathers"]}
 
 
+E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
+MANY: dict[str, dict[str, object]] = {
+    "uint8": {},
+    "float16": {"to": "float32"},
+    "bfloat16": {"to": "float32"},
+    "float8_e5m2": {"to": "bfloat16"},
+    "float8_e4m3fn": {"to": "bfloat16"},
+    "number": {"dtype": "float8_e4m3fn", "to": "bfloat16", "scales": 0.037},
+    "e8m0": {"dtype": "float8_e4m3fn", "to": "bfloat16"},
+    "nvfp4": {"dtype": "float4_e2m1fn_x2", "to": "float16", "factor": 0.0021},
+}
+"""Words of the table for rows of each kind."""
+
+
+def many(kind: str, total: int = 10_000_000, part: int = 250_000) -> dict[str, object]:
+    """Ten million rows with other ids each time, compared on the GPU with torch's conversions of a copy there."""
+    words = {"dtype": kind, **MANY[kind]}
+    stored, columns = 256, {"float16": 128, "bfloat16": 128, "nvfp4": 512}.get(kind, 256)
+    count = 1_000_000
+    made = torch.Generator(device="cuda").manual_seed(11)
+    weights = torch.randint(0, 256, (count, stored), dtype=torch.uint8, device="cuda", generator=made)
+    if kind in ("e8m0", "nvfp4"):
+        scales = torch.randint(100, 127, (count, columns // (32 if kind == "e8m0" else 16)), dtype=torch.uint8, device="cuda")
+        words["scales"] = scales.view(torch.float8_e8m0fnu if kind == "e8m0" else torch.float8_e4m3fn)
+    numbers = torch.tensor(E2M1, device="cuda")
+
+    def wanted(ids: torch.Tensor) -> torch.Tensor:
+        rows = weights[ids]
+        if kind == "nvfp4":
+            elements = numbers[torch.stack([rows & 15, rows >> 4], dim=2).flatten(1).long()]
+            scale = words["scales"].view(torch.uint8)[ids].view(torch.float8_e4m3fn).float() * torch.tensor(0.0021)
+            return (elements * scale.repeat_interleave(16, dim=1)).half()
+        if kind == "uint8":
+            return rows
+        found = rows.view(getattr(torch, str(words["dtype"]))).float()
+        if kind == "e8m0":
+            powers = words["scales"].view(torch.uint8)[ids].view(torch.float8_e8m0fnu).float()
+            found = found * powers.repeat_interleave(32, dim=1)
+        elif kind == "number":
+            found = found * torch.tensor(0.037)
+        return found.to(getattr(torch, str(words["to"])))
+
+    with nvme_gpu.open(DEVICE, gpu=0) as store:
+        store.write(weights.cpu(), 0)
+        table = store.table(0, shape=(count, columns), **words)
+        for _ in range(0, total, part):
+            ids = torch.randint(0, count, (part,), device="cuda", generator=made)
+            torch.testing.assert_close(table.gather(ids), wanted(ids), rtol=0, atol=0, equal_nan=True)
+        return {"rows": total, "to": str(words.get("to", kind))}
+
+
+def long_graph(times: int = 100_000, count: int = 48) -> dict[str, object]:
+    """A graph of one token's rows in halves, launched again and again with other ids; each row is compared on the GPU."""
+    rows = rows_of(SHARDS * SHARD_ROWS, 256)
+    copy = rows.cuda()
+    made = torch.Generator(device="cuda").manual_seed(12)
+    all_ids = torch.randint(0, len(rows), (times, count), device="cuda", generator=made)
+    ids, turn = all_ids[0].clone(), torch.zeros(1, dtype=torch.int64, device="cuda")
+    out, wrong = torch.zeros(count, 256, dtype=torch.uint8, device="cuda"), torch.zeros((), dtype=torch.int64, device="cuda")
+    with nvme_gpu.open(DEVICE, gpu=0) as store:
+        table = table_on_drive(store, rows, 0)
+
+        def step() -> None:
+            ids.copy_(all_ids.index_select(0, turn)[0])
+            handle = table.prefetch(ids)
+            expected = copy.index_select(0, ids)
+            handle.result(out)
+            wrong.add_((out != expected).sum())
+            out.fill_(0xEE)
+            turn.add_(1)
+
+        step()
+        torch.cuda.synchronize()
+        turn.zero_()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        began = time.perf_counter()
+        for launch in range(times):
+            graph.replay()
+            if launch % 100 == 99:
+                torch.cuda.synchronize()
+                table.check()
+        torch.cuda.synchronize()
+        took = time.perf_counter() - began
+        assert turn.item() == times and wrong.item() == 0, f"{wrong.item()} bytes differ"
+        return {"replays": times, "rows": times * count, "us_each": round(took * 1e6 / times, 1)}
+
+
 CASES: dict[str, Callable[[], dict[str, object]]] = {
     "scaled-e8m0": lambda: scaled("e8m0"),
     "scaled-e8m0-odd": lambda: scaled("e8m0", 3, 100_000),
@@ -204,6 +293,8 @@ CASES: dict[str, Callable[[], dict[str, object]]] = {
     "graph-48": lambda: replays(48),
     "graph-384": lambda: replays(384),
     "graph-12288": lambda: replays(12_288, times=100),
+    "graph-100000": long_graph,
+    **{f"many-{kind}": lambda kind=kind: many(kind) for kind in MANY},
 }
 
 

@@ -24,7 +24,18 @@ Wrong arguments raise :class:`nvme_gpu.Usage`, which names the argument; what a 
 from __future__ import annotations
 
 from ._attention import attention_flash, attention_flash2, attention_naive, attention_tiled, multi_query_attention
-from ._experts import Balance, Counts, Experts, Routed, moe_experts_compute, moe_load_balance, moe_router
+from ._experts import (
+    Balance,
+    Counts,
+    Experts,
+    Routed,
+    moe_activation,
+    moe_experts_compute,
+    moe_load_balance,
+    moe_route,
+    moe_router,
+)
+from ._expert_files import ExpertFiles, ExpertLayout, ExpertMatrix, ExpertPart, ExpertRead, expert_layout
 from ._linear import (
     linear,
     linear_backward_atomic_free,
@@ -54,6 +65,11 @@ from ._steps import argmax, attention, gemv, rms_norm, rope, rope_angles, silu_m
 __all__ = [
     "Balance",
     "Counts",
+    "ExpertFiles",
+    "ExpertLayout",
+    "ExpertMatrix",
+    "ExpertPart",
+    "ExpertRead",
     "Experts",
     "Keep",
     "KvPages",
@@ -67,6 +83,7 @@ __all__ = [
     "attention_naive",
     "attention_paged",
     "attention_tiled",
+    "expert_layout",
     "gemv",
     "linear",
     "linear_backward_atomic_free",
@@ -86,8 +103,10 @@ __all__ = [
     "matmul_vectorized",
     "matmul_wgmma",
     "matmul_wmma",
+    "moe_activation",
     "moe_experts_compute",
     "moe_load_balance",
+    "moe_route",
     "moe_router",
     "multi_query_attention",
     "rms_norm",

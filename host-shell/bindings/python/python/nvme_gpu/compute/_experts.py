@@ -88,6 +88,87 @@ def moe_router(logits: Any, k: int, *, over_all: bool = False, probabilities: bo
     return Routed(*found, None if of_all is None else of_all.value)
 
 
+Score = Literal["softmax", "softmax_of_chosen", "sigmoid", "sqrt_softplus"]
+
+
+def moe_route(
+    logits: Any,
+    k: int,
+    *,
+    score: Score = "softmax",
+    bias: Any = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    best_of_group: int = 1,
+    normalise: bool = False,
+    epsilon: float = 0.0,
+    factor: float = 1.0,
+    chosen: Any = None,
+) -> Routed:
+    """The experts of each token by the rule of a published model, and their weights; computed on the CPU.
+
+    ``logits``: float32 of the shape ``(tokens, experts)``. ``score``: of an expert, by which it is selected and weighed:
+    ``"softmax"`` over all (Qwen3, Mixtral), ``"softmax_of_chosen"`` (gpt-oss; logits select), ``"sigmoid"`` (DeepSeek-V3,
+    GLM, Kimi-K2), ``"sqrt_softplus"`` (DeepSeek-V4). ``bias``: float32, a number for each expert, which is added to the
+    scores that select and not to the weights. ``groups``: of consecutive experts; the ``kept_groups`` groups with the
+    largest sums of their ``best_of_group`` scores are left. ``normalise``: whether weights are divided by their sum and
+    ``epsilon``; ``factor`` multiplies them. ``chosen``: int32 of the shape ``(tokens, k)``, the experts of a table by the
+    token's id (DeepSeek-V4's first layers), which are weighed only.
+
+    Of equal scores the expert with the smaller number is selected, of equal groups the first; NaN is below every number. The
+    experts of a token come with the largest score first, those of ``chosen`` as they are given.
+
+    Raises :class:`Usage` for what does not fit, and for tensors of a GPU.
+    """
+    x = _of_host(logits, "logits", "float32")
+    t.shaped(x, "logits", ("tokens", "experts"))
+    tokens, experts = x.shape
+    choices = t.whole("k", k, 1, _MOST_EXPERTS)
+    added = None if bias is None else _of_host(bias, "bias", "float32")
+    given = None if chosen is None else _of_host(chosen, "chosen", "int32")
+    if given is not None:
+        t.shaped(given, "chosen", (tokens, choices))
+        if added is not None:
+            raise Usage("bias and chosen are given", "leave bias out: a table selects")
+    of_groups = tuple(
+        t.whole(name, one, 1, _MOST_EXPERTS)
+        for name, one in (("groups", groups), ("kept_groups", kept_groups), ("best_of_group", best_of_group))
+    )
+    rule = (
+        *(experts, choices, str(score), (of_groups[0], of_groups[1], of_groups[2])),
+        *(t.flag("normalise", normalise), float(epsilon), float(factor)),
+    )
+    number = t.place(None, "experts", x, (tokens, choices), "int32")
+    weight = t.place(None, "weights", x, (tokens, choices))
+    views = (None if added is None else added.view, None if given is None else given.view)
+    t.run(_native.route_by_rule_on_cpu(x.view, rule, *views, number.view, weight.view))
+    return Routed(number.value, weight.value, None)
+
+
+def moe_activation(gate: Any, up: Any, out: Any = None, *, limit: float | None = None, alpha: float | None = None) -> Any:
+    """What the matrix down of an expert multiplies: ``silu(gate) * up``, elementwise; computed on the CPU.
+
+    ``limit``: the largest gate, and the largest magnitude of up (DeepSeek-V4). With ``alpha``, too,
+    ``(up + 1) * gate * sigmoid(alpha * gate)`` (gpt-oss: 7 and 1.702). ``gate``, ``up``: float32 of one shape. ``out``: as
+    ``gate``, which is returned.
+
+    Raises :class:`Usage` for what does not fit, and for tensors of a GPU.
+    """
+    x, y = _of_host(gate, "gate", "float32"), _of_host(up, "up", "float32")
+    t.shaped(y, "up", x.shape)
+    to = t.place(out, "out", x, x.shape)
+    limits = (None if limit is None else float(limit), None if alpha is None else float(alpha))
+    t.run(_native.activate_on_cpu(x.view, y.view, *limits, to.view))
+    return to.value
+
+
+def _of_host(value: Any, what: str, dtype: str) -> t.Operand:
+    found = t.operand(value, what, (dtype,))
+    if found.gpu is not None:
+        raise Usage(f"{what} lies in memory of a GPU", "pass a copy in memory of the host")
+    return found
+
+
 def moe_load_balance(counts: Any, probabilities: Any = None) -> Balance:
     """How evenly experts are used: metrics, which are computed on the CPU.
 
