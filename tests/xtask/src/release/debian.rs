@@ -34,10 +34,12 @@ struct Package {
 /// Makes every package, and lets lintian judge them.
 pub fn make(release: &Release) -> Result<Counts, Failure> {
     let mut counts = Counts::default();
-    files::remove_ending(&release.artefacts, ".deb")?;
+    files::remove_ending(&release.artefacts, "_all.deb")?;
     let maker = maintainer()?;
     let mut made = Vec::new();
     for &architecture in &release.architectures {
+        let end = format!("_{}.deb", architecture.debian);
+        files::remove_ending(&release.artefacts, &end)?;
         made.push(tool(release, architecture, &maker)?);
         made.extend(libraries(release, architecture, &maker)?);
     }

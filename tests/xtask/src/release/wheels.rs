@@ -10,8 +10,9 @@ const MANIFEST: &str = "host-shell/bindings/python/Cargo.toml";
 /// Builds the wheels; auditwheel confirms the platform that they name, abi3audit their version of Python.
 pub fn make(release: &Release) -> Result<Counts, Failure> {
     let mut counts = Counts::default();
-    files::remove_ending(&release.artefacts, ".whl")?;
     for &architecture in &release.architectures {
+        let end = format!("_{}.whl", architecture.rust);
+        files::remove_ending(&release.artefacts, &end)?;
         let platform = format!("manylinux_{}_{}", GLIBC.0, GLIBC.1);
         let mut maturin = release.tools.python("maturin");
         maturin.args([
