@@ -6,7 +6,7 @@ use crate::arch;
 use crate::chunks::OnWarp;
 use crate::hash::{self, SHORT};
 use crate::pages::{
-    CheckPages, CopyPages, HEADER_BYTES, PageArrival, PagePiece, StagedPage, page_code,
+    CheckPages, CopyPages, HEADER_BYTES, PageArrival, PagePiece, PageStaging, page_code,
 };
 use crate::rows::code;
 use core::mem::offset_of;
@@ -37,11 +37,11 @@ entry! {
         let warps = arch::block_threads() / 32;
         let mut index = u64::from(arch::block());
         while index < job.count {
-            let page = job.pages + index * size_of::<StagedPage>() as u64;
+            let page = job.pages + index * size_of::<PageStaging>() as u64;
             let mut from = arch::thread() / 32 * HEADER_BYTES;
             // SAFETY: the host vouches for `count` pages and codes.
             unsafe {
-                let bytes = half_of(page, offset_of!(StagedPage, bytes));
+                let bytes = half_of(page, offset_of!(PageStaging, bytes));
                 let is_bad = job.codes != 0 && arch::load_u32(job.codes + index * 4) != 0;
                 while from < bytes {
                     copy_part(page, (from, bytes), job.stages != 0, is_bad);
@@ -79,13 +79,13 @@ unsafe fn half_of(at: u64, field: usize) -> u32 {
 /// The launch has more than `index` pages; its addresses are valid.
 #[inline(always)]
 unsafe fn check_page(job: &CheckPages, index: u64) {
-    let page = job.pages + index * size_of::<StagedPage>() as u64;
+    let page = job.pages + index * size_of::<PageStaging>() as u64;
     let lane = arch::lane();
     // SAFETY: this function's caller vouches for the page and for what it names.
     unsafe {
         let mut became = first_failure(job, page);
-        let staged = word_of(page, offset_of!(StagedPage, staged));
-        let bytes = half_of(page, offset_of!(StagedPage, bytes));
+        let staged = word_of(page, offset_of!(PageStaging, staged));
+        let bytes = half_of(page, offset_of!(PageStaging, bytes));
         let mut found = 0;
         // The header first, then the payload, by one copy of the hash: two would take twice the instructions.
         let mut part = 0;
@@ -94,13 +94,13 @@ unsafe fn check_page(job: &CheckPages, index: u64) {
                 0 => (
                     staged,
                     HEADER_BYTES,
-                    offset_of!(StagedPage, header_checksum),
+                    offset_of!(PageStaging, header_checksum),
                     page_code::HEADER,
                 ),
                 _ => (
                     staged + u64::from(HEADER_BYTES),
                     bytes,
-                    offset_of!(StagedPage, checksum),
+                    offset_of!(PageStaging, checksum),
                     page_code::PAYLOAD,
                 ),
             };
@@ -145,8 +145,8 @@ unsafe fn first_failure(job: &CheckPages, page: u64) -> i32 {
     // SAFETY: this function's caller vouches for the page and the statuses of its reads.
     let (first, reads) = unsafe {
         (
-            half_of(page, offset_of!(StagedPage, first_read)),
-            half_of(page, offset_of!(StagedPage, reads)),
+            half_of(page, offset_of!(PageStaging, first_read)),
+            half_of(page, offset_of!(PageStaging, reads)),
         )
     };
     let mut before = 0;
@@ -170,14 +170,14 @@ unsafe fn first_failure(job: &CheckPages, page: u64) -> i32 {
 /// warp calls it.
 ///
 /// # Safety
-/// The page is valid as [`StagedPage`] documents, and `from` is below the bytes of its payload.
+/// The page is valid as [`PageStaging`] documents, and `from` is below the bytes of its payload.
 #[inline(always)]
 unsafe fn copy_part(page: u64, (from, bytes): (u32, u32), stages: bool, is_bad: bool) {
     // SAFETY: this function's caller vouches for the page, its pieces, and the memory that they name.
     unsafe {
-        let staged = word_of(page, offset_of!(StagedPage, staged)) + u64::from(HEADER_BYTES);
-        let pieces = word_of(page, offset_of!(StagedPage, pieces));
-        let count = half_of(page, offset_of!(StagedPage, piece_count));
+        let staged = word_of(page, offset_of!(PageStaging, staged)) + u64::from(HEADER_BYTES);
+        let pieces = word_of(page, offset_of!(PageStaging, pieces));
+        let count = half_of(page, offset_of!(PageStaging, piece_count));
         let end = bytes.min(from + HEADER_BYTES);
         let mut number = piece_at(pieces, count, from);
         let mut at = from;

@@ -31,7 +31,7 @@ pub struct PagePiece {
 /// A page of a launch, in GPU memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct StagedPage {
+pub struct PageStaging {
     /// Address of the staged header, a multiple of 16; the payload follows it.
     pub staged: u64,
     /// Address of the page's [`PagePiece`]s, in the order of the payload, which they fill.
@@ -66,7 +66,7 @@ pub struct PageArrival {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct CheckPages {
-    /// Address of `count` [`StagedPage`]s.
+    /// Address of `count` [`PageStaging`]s.
     pub pages: u64,
     /// Address of the statuses of the reads, an `i32` each.
     pub reads: u64,
@@ -85,7 +85,7 @@ pub struct CheckPages {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct CopyPages {
-    /// Address of `count` [`StagedPage`]s.
+    /// Address of `count` [`PageStaging`]s.
     pub pages: u64,
     /// Address of an `i32` for each page, or 0: the pieces of a page with another code than 0 are zeroed.
     pub codes: u64,

@@ -78,7 +78,7 @@ pub use mode::SubmitMode;
 pub use module::{KernelFunction, LaunchSize, Module};
 pub use pages::{
     HostCopy, HostPages, PageEnd, PageExtent, PageMover, PageRead, PageWrite, PendingPages,
-    PendingWrites, StagedPages,
+    PendingWrites, StagingBatch,
 };
 pub use pinning::HostPinning;
 pub use pointer::{KernelArgument, MemoryLocation, MemoryUse, is_host_memory};

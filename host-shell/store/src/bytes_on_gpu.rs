@@ -7,7 +7,7 @@ use super::Store;
 use super::table::Table;
 use nvme_cuda::{
     Gpu, GpuRows, HostRows, KernelArgument, LaunchSequence, PageMover, PageRead, PageWrite,
-    PendingPages, PendingRows, PendingWrites, ReadList, ReadRange, RowRequest, StagedPages,
+    PendingPages, PendingRows, PendingWrites, ReadList, ReadRange, RowRequest, StagingBatch,
 };
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::rows::LIST_RANGES;
@@ -186,7 +186,7 @@ impl Store {
         unsafe { mover.load(rows, pages, stream) }
     }
 
-    /// Writes staged pages to the drive by the GPU, in a stream of the mover, as [`StagedPages::scatter`]. They are
+    /// Writes staged pages to the drive by the GPU, in a stream of the mover, as [`StagingBatch::scatter`]. They are
     /// durable after [`flush`](Self::flush).
     ///
     /// # Errors
@@ -195,7 +195,7 @@ impl Store {
     pub fn write_pages_on_gpu(
         &self,
         mover: &PageMover,
-        staged: &StagedPages,
+        staged: &StagingBatch,
         pages: &[PageWrite<'_>],
     ) -> Result<PendingWrites> {
         self.check_pages_on_gpu()?;

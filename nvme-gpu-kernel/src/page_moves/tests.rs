@@ -5,7 +5,7 @@
 use super::{nvme_check_pages, nvme_copy_pages};
 use crate::lanes::{HostGrid, RunningLaunch};
 use crate::pages::{
-    CheckPages, CopyPages, HEADER_BYTES, PageArrival, PagePiece, StagedPage, page_code,
+    CheckPages, CopyPages, HEADER_BYTES, PageArrival, PagePiece, PageStaging, page_code,
 };
 use std::rc::Rc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -71,7 +71,7 @@ struct Case {
     /// Offsets of the pieces of each page in the tensors, with their lengths.
     places: Vec<Vec<(usize, usize)>>,
     pieces: Vec<Vec<PagePiece>>,
-    pages: Vec<StagedPage>,
+    pages: Vec<PageStaging>,
 }
 
 /// Makes a case with pieces of about `piece` bytes, `gap` bytes apart.
@@ -108,7 +108,7 @@ fn case(piece: usize, gap: usize, first: usize) -> Case {
             done += bytes;
             at += bytes + gap;
         }
-        case.pages.push(StagedPage {
+        case.pages.push(PageStaging {
             staged: case.staging.address() + staged as u64,
             pieces: pieces.as_ptr().expose_provenance() as u64,
             checksum: xxh3_64(&payload),

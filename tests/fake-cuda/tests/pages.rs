@@ -534,6 +534,7 @@ fn pages_of_the_host_are_copied_to_their_pieces_and_back() {
         payload.fill(0x11);
     }
     let lengths = [Some(8000), None, Some(50)];
+    // SAFETY: the memory of the pages outlives the copies, which are waited for.
     unsafe { host.enqueue(HostCopy::Deliver(&lengths), stream) }.unwrap();
     host.wait(WAIT).unwrap();
     let mut first = vec![0x11; 8000];

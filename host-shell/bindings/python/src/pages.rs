@@ -13,7 +13,7 @@ use crate::wait;
 use nvme_host::ProcessMark;
 use nvme_host::StoreOptions;
 use nvme_host::cuda::{
-    HostCopy, HostPages, PageExtent, PageMover, PageRead, PendingPages, StagedPages,
+    HostCopy, HostPages, PageExtent, PageMover, PageRead, PendingPages, StagingBatch,
 };
 use nvme_kv::{AreaRequest, KvStats, ModelFingerprint, PageKey, PinnedPages, StoreOutcome};
 use nvme_kv_server::{SharedPageStore, SharedPins, SharedRequest};
@@ -194,7 +194,7 @@ impl PageAccess for GpuPages {
         mover: &PageMover,
         extents: &[&[PageExtent]],
         stream: u64,
-    ) -> nvme_host::Result<StagedPages> {
+    ) -> nvme_host::Result<StagingBatch> {
         // SAFETY: as for `load`.
         unsafe { mover.stage(extents, stream) }
     }

@@ -6,7 +6,7 @@ use crate::left::{self, BufferedTransfer};
 use crate::store::Open;
 use nvme_host::cuda::{
     HostCopy, HostPages, MemoryUse, PageEnd, PageExtent, PageMover, PageRead, PageWrite,
-    PendingPages, StagedPages,
+    PendingPages, StagingBatch,
 };
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
@@ -48,7 +48,7 @@ pub trait PageAccess: Clone + Send + 'static {
         mover: &PageMover,
         extents: &[&[PageExtent]],
         stream: u64,
-    ) -> Result<StagedPages>;
+    ) -> Result<StagingBatch>;
 
     /// Copies between some of the pages, for which `host` was made, and memory of the host.
     fn copy(&self, host: &mut HostPages, copy: HostCopy<'_>, stream: u64) -> Result<()>;
@@ -408,7 +408,7 @@ pub fn store(
                     .iter()
                     .map(|_| Err(ExceptionParts::of(&error)))
                     .collect();
-                keep_unfinished(&error, staged, &pages, StagedPages::is_done);
+                keep_unfinished(&error, staged, &pages, StagingBatch::is_done);
                 return failed;
             }
         };
@@ -439,7 +439,7 @@ pub fn store(
 fn write(
     own: &Own,
     mover: &PageMover,
-    staged: &StagedPages,
+    staged: &StagingBatch,
     (facts, of_page): (&[PayloadFacts], &[Option<usize>]),
     limit: Duration,
 ) -> Outcomes {
@@ -473,7 +473,7 @@ fn write(
 fn write_places(
     own: &Own,
     mover: &PageMover,
-    staged: &StagedPages,
+    staged: &StagingBatch,
     (places, of_page): (&[PagePlace], &[Option<usize>]),
     limit: Duration,
 ) -> Result<Vec<Result<()>>> {

@@ -10,7 +10,7 @@ use crate::pointer::MemoryUse;
 use crate::rows::LaunchSequence;
 use crate::stream::StreamEvent;
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::pages::{CopyPages, PagePiece, StagedPage};
+use nvme_gpu_kernel::pages::{CopyPages, PagePiece, PageStaging};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ impl PageMover {
         let pieces = all_pieces(pages)?;
         let count: usize = pieces.iter().map(|(_, pieces)| pieces.len()).sum();
         let mut places = WordPlaces::default();
-        let at_pages = places.take(pages.len(), size_of::<StagedPage>(), 16)?;
+        let at_pages = places.take(pages.len(), size_of::<PageStaging>(), 16)?;
         let at_pieces = places.take(count, size_of::<PagePiece>(), 16)?;
         let codes = places.take(pages.len(), 4, 16)?;
         let mut host = places;

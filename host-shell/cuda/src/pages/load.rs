@@ -11,7 +11,7 @@ use crate::rows::{GpuRows, LaunchSequence, PendingRows, ReadList};
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::hash;
 use nvme_gpu_kernel::pages::{
-    CheckPages, CopyPages, HEADER_BYTES, PageArrival, PagePiece, StagedPage, page_code,
+    CheckPages, CopyPages, HEADER_BYTES, PageArrival, PagePiece, PageStaging, page_code,
 };
 use nvme_gpu_kernel::rows::{ListHead, RangeTarget};
 use std::ops::Range;
@@ -106,7 +106,7 @@ impl LoadPlaces {
             most_reads = most_reads.max(reads);
             first = past;
         }
-        let at_pages = places.take(pages.len(), size_of::<StagedPage>(), 16)?;
+        let at_pages = places.take(pages.len(), size_of::<PageStaging>(), 16)?;
         let at_pieces = places.take(pieces, size_of::<PagePiece>(), 16)?;
         let uploaded = places.len();
         let mut device = places;
@@ -216,7 +216,7 @@ impl PageMover {
                 sequence.add(reads, before);
                 before += list.pieces;
                 let (first, count) = (chunk.start, chunk.len() as u64);
-                let pages = memory.device(places.pages + first * size_of::<StagedPage>());
+                let pages = memory.device(places.pages + first * size_of::<PageStaging>());
                 let check = CheckPages {
                     pages,
                     reads: list.status,
@@ -262,7 +262,7 @@ fn put_words(
         let mut words = Vec::with_capacity(chunk.len());
         for (page, pieces) in pages[chunk.clone()].iter().zip(&pieces[chunk.clone()]) {
             let range = range_of(page, memory.device(staged), reads);
-            words.push(StagedPage {
+            words.push(PageStaging {
                 staged: range.to,
                 pieces: memory.device(at_pieces),
                 checksum: page.checksum,
@@ -284,7 +284,10 @@ fn put_words(
         };
         memory.put(*head, &[list])?;
         memory.put(*head + size_of::<ListHead>(), &ranges)?;
-        memory.put(places.pages + chunk.start * size_of::<StagedPage>(), &words)?;
+        memory.put(
+            places.pages + chunk.start * size_of::<PageStaging>(),
+            &words,
+        )?;
         lists.push(ReadList {
             list: memory.device(*head),
             ranges: ranges.len() as u32,

@@ -20,7 +20,7 @@ const MOST_FREE: usize = 8;
 
 /// Memory that no operation uses.
 #[derive(Default)]
-pub(super) struct PagePool {
+pub(super) struct StagingPool {
     free: Mutex<Vec<PageAllocation>>,
 }
 
@@ -33,7 +33,7 @@ struct PageAllocation {
 /// Memory of one operation, for as long as a kernel may use it.
 pub(super) struct PageMemory {
     allocation: Option<PageAllocation>,
-    pool: Arc<PagePool>,
+    pool: Arc<StagingPool>,
 }
 
 /// Places of an operation's words, one after the other.
@@ -65,7 +65,7 @@ impl WordPlaces {
     }
 }
 
-impl PagePool {
+impl StagingPool {
     /// Takes `device` bytes of the GPU and `host` bytes of the host at least, with any content.
     ///
     /// # Errors

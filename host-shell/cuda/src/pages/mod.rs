@@ -4,7 +4,7 @@
 //! - [`PageMover::load`]: reads pages by a store's own queues, checks them, and copies those that are right to their
 //!   pieces; [`PendingPages`] has the outcome.
 //! - [`PageMover::stage`]: copies pages from their pieces to memory that nothing else writes, with their checksums:
-//!   [`StagedPages`], which [`StagedPages::scatter`] writes to the drive.
+//!   [`StagingBatch`], which [`StagingBatch::scatter`] writes to the drive.
 //! - [`HostPages`]: pages in memory of the host, which the CPU reads and writes, and their copies.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
@@ -16,14 +16,14 @@ mod stage;
 
 pub use host::{HostCopy, HostPages};
 pub use load::{PageEnd, PageRead, PendingPages};
-pub use stage::{PageWrite, PendingWrites, StagedPages};
+pub use stage::{PageWrite, PendingWrites, StagingBatch};
 
 use super::driver::Gpu;
 use super::leftovers::LaunchLeftover;
 use super::module::{KernelFunction, Module};
 use super::pointer::{KernelArgument, MemoryUse};
 use super::stream::{Stream, is_capturing};
-use memory::{PageMemory, PagePool};
+use memory::{PageMemory, StagingPool};
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::pages::{CopyPages, HEADER_BYTES, PagePiece};
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl PageKernels {
 pub struct PageMover {
     gpu: Arc<Gpu>,
     kernels: Arc<PageKernels>,
-    pool: Arc<PagePool>,
+    pool: Arc<StagingPool>,
     /// Stream of writes and of copies of the host's: work of the caller's streams does not wait for the drive.
     stream: Stream,
 }

@@ -13,7 +13,7 @@ use crate::rows::{LaunchSequence, PendingRows, RowRequest};
 use crate::stream::StreamEvent;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::hash::{HashChunk, HashChunks};
-use nvme_gpu_kernel::pages::{CopyPages, HEADER_BYTES, PagePiece, StagedPage};
+use nvme_gpu_kernel::pages::{CopyPages, HEADER_BYTES, PagePiece, PageStaging};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ const NAP: Duration = Duration::from_micros(20);
 const HASHED_OF_BLOCK: u64 = 8;
 
 /// Pages in memory of the GPU that nothing else writes, with their checksums.
-pub struct StagedPages {
+pub struct StagingBatch {
     hold: PageHold,
     /// Recorded behind the kernels in the caller's stream.
     staged: Option<StreamEvent>,
@@ -78,18 +78,18 @@ impl PageMover {
     /// # Errors
     /// [`Error::Usage`] for a stream that is being captured, for a page without bytes, and for memory that the GPU does
     /// not reach; [`Error::Device`] without memory for all pages.
-    pub unsafe fn stage(&self, pages: &[&[PageExtent]], stream: u64) -> Result<StagedPages> {
+    pub unsafe fn stage(&self, pages: &[&[PageExtent]], stream: u64) -> Result<StagingBatch> {
         leftovers::reap();
         self.check_stream(stream)?;
         self.judge(stream, pages.iter().copied().flatten(), MemoryUse::Reads)?;
         let pieces = all_pieces(pages)?;
         let mut places = WordPlaces::default();
         let count: usize = pieces.iter().map(|(_, pieces)| pieces.len()).sum();
-        let at_pages = places.take(pages.len(), size_of::<StagedPage>(), 16)?;
+        let at_pages = places.take(pages.len(), size_of::<PageStaging>(), 16)?;
         let at_pieces = places.take(count, size_of::<PagePiece>(), 16)?;
         let at_chunks = places.take(pages.len(), size_of::<HashChunk>(), 16)?;
         let uploaded = places.len();
-        let headers = places.take(pages.len(), size_of::<StagedPage>(), 16)?;
+        let headers = places.take(pages.len(), size_of::<PageStaging>(), 16)?;
         let of_headers = places.take(pages.len(), size_of::<PagePiece>(), 16)?;
         let rows = pieces
             .iter()
@@ -112,7 +112,7 @@ impl PageMover {
             hashes: host.take(pages.len(), 8, 16)?,
         };
         let memory = self.pool.take(&self.gpu, device.len(), host.len())?;
-        let mut staged = StagedPages {
+        let mut staged = StagingBatch {
             hold: PageHold {
                 memory: Arc::new(memory),
                 kernels: Arc::clone(&self.kernels),
@@ -170,7 +170,7 @@ impl PageMover {
     }
 }
 
-impl StagedPages {
+impl StagingBatch {
     /// Keeps the memory for good if a part of the work may be under way.
     fn refused(&self, error: Error) -> Error {
         if matches!(error, Error::Unfinished { .. }) {
@@ -234,13 +234,13 @@ impl StagedPages {
                 .ok_or_else(|| Error::internal("a page was not staged"))?;
             let rows = staged_bytes(bytes) / HEADER;
             let first = page.offset / u64::from(HEADER_BYTES);
-            copies.push(StagedPage {
+            copies.push(PageStaging {
                 // The payload of this copy is the header.
                 staged: memory.device(at) - u64::from(HEADER_BYTES),
                 pieces: memory.device(words.pieces + number * size_of::<PagePiece>()),
                 piece_count: 1,
                 bytes: HEADER_BYTES,
-                ..StagedPage::default()
+                ..PageStaging::default()
             });
             pieces.push(PagePiece {
                 address: memory.host(words.blocks + number * HEADER),
@@ -307,7 +307,7 @@ impl StagedPages {
     }
 }
 
-impl Drop for StagedPages {
+impl Drop for StagingBatch {
     fn drop(&mut self) {
         let Some(event) = self.staged.take() else {
             return;
@@ -393,12 +393,12 @@ pub(super) fn put_pages(
     let memory = &hold.memory;
     let mut words = Vec::with_capacity(pages.len());
     for ((bytes, pieces), staged) in pages.iter().zip(staged) {
-        words.push(StagedPage {
+        words.push(PageStaging {
             staged,
             pieces: memory.device(at_pieces),
             piece_count: pieces.len() as u32,
             bytes: *bytes,
-            ..StagedPage::default()
+            ..PageStaging::default()
         });
         memory.put(at_pieces, pieces)?;
         at_pieces += size_of_val(&pieces[..]);

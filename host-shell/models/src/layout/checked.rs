@@ -16,7 +16,7 @@ const REMEDY: &str = "name all files of one model, or get them again";
 
 /// A matrix of an expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredMatrix {
+pub struct MatrixLayout {
     /// The matrix.
     pub matrix: ExpertMatrix,
     /// Its stored form.
@@ -39,7 +39,7 @@ pub struct ExpertLayout {
     width: u64,
     hidden: u64,
     experts: Vec<ExpertRanges>,
-    matrices: Vec<Vec<StoredMatrix>>,
+    matrices: Vec<Vec<MatrixLayout>>,
 }
 
 impl ExpertLayout {
@@ -87,7 +87,7 @@ impl ExpertLayout {
     ///
     /// # Errors
     /// As [`expert`](Self::expert).
-    pub fn matrices(&self, expert: u32) -> Result<&[StoredMatrix]> {
+    pub fn matrices(&self, expert: u32) -> Result<&[MatrixLayout]> {
         // Those of merged tensors are alike, and there once.
         let at = match self.matrices.len() {
             1 => 0,
@@ -336,7 +336,7 @@ fn file_parts(
 fn matrices_of(
     parts: &[FilePart],
     is_merged: bool,
-) -> std::result::Result<Vec<StoredMatrix>, String> {
+) -> std::result::Result<Vec<MatrixLayout>, String> {
     let mut by_matrix = BTreeMap::<ExpertMatrix, Vec<&ExpertPart>>::new();
     for one in parts {
         by_matrix
@@ -380,7 +380,7 @@ fn matrices_of(
             part.role == TensorRole::WeightBlocks
                 || (part.role == TensorRole::Bias && part.tensor.ends_with("_bias"))
         };
-        matrices.push(StoredMatrix {
+        matrices.push(MatrixLayout {
             matrix: *matrix,
             format,
             rows,
@@ -399,8 +399,8 @@ fn matrices_of(
 
 /// Turns merged matrices of plain numbers whose rows in the file are the columns of the matrix. Both orders never fit:
 /// gate and up together have twice the rows that down has columns.
-fn transpose(matrices: &mut [StoredMatrix]) {
-    let is_plain = |one: &StoredMatrix| {
+fn transpose(matrices: &mut [MatrixLayout]) {
+    let is_plain = |one: &MatrixLayout| {
         matches!(
             one.format,
             ExpertFormat::Plain(Dtype::Bf16 | Dtype::F16 | Dtype::F32)
@@ -424,7 +424,7 @@ fn transpose(matrices: &mut [StoredMatrix]) {
 ///
 /// # Errors
 /// The fault of matrices that do not go together, as a sentence.
-fn sizes_of(matrices: &[StoredMatrix]) -> std::result::Result<(u64, u64), String> {
+fn sizes_of(matrices: &[MatrixLayout]) -> std::result::Result<(u64, u64), String> {
     let of = |matrix| matrices.iter().find(|one| one.matrix == matrix);
     let down = of(ExpertMatrix::Down).ok_or("there is no down")?;
     let (width, mut hidden) = (down.rows, down.columns);

@@ -19,7 +19,7 @@ mod stored;
 mod tests;
 mod unpacked;
 
-pub use checked::{ExpertLayout, StoredMatrix};
+pub use checked::{ExpertLayout, MatrixLayout};
 pub use files::{ExpertFiles, PlacedTensors, StoreRegion};
 pub use names::{ExpertMatrix, TensorRole};
 pub use reads::{ExpertPart, ExpertRanges, ExpertRead};

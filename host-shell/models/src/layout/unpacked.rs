@@ -1,7 +1,7 @@
 //! Matrices of experts as numbers, by threads of the CPU: the reference of products, and for programs that convert
 //! weights. Each element is rounded to `f32` where the format's own program rounds it.
 
-use super::checked::{ExpertLayout, StoredMatrix};
+use super::checked::{ExpertLayout, MatrixLayout};
 use super::names::{ExpertMatrix, TensorRole};
 use super::reads::{ExpertPart, ExpertRanges};
 use super::stored::ExpertFormat;
@@ -66,7 +66,7 @@ impl ExpertLayout {
     }
 
     /// Returns the matrix in which `matrix` is stored, and its rows there.
-    fn rows_of(&self, expert: u32, matrix: ExpertMatrix) -> Result<(&StoredMatrix, MatrixRows)> {
+    fn rows_of(&self, expert: u32, matrix: ExpertMatrix) -> Result<(&MatrixLayout, MatrixRows)> {
         let all = self.matrices(expert)?;
         if let Some(found) = all.iter().find(|one| one.matrix == matrix) {
             let rows = MatrixRows {
@@ -149,7 +149,7 @@ enum GlobalScale {
 }
 
 impl<'a> StoredElements<'a> {
-    fn new(stored: &StoredMatrix, ranges: &ExpertRanges, memory: &'a [u8]) -> Result<Self> {
+    fn new(stored: &MatrixLayout, ranges: &ExpertRanges, memory: &'a [u8]) -> Result<Self> {
         let refused = |why: &str| {
             Error::usage(
                 format!("{} is stored as {why}", stored.matrix.name()),
