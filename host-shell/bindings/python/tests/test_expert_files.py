@@ -211,6 +211,7 @@ def same_numbers(found, wanted):
     assert np.array_equal(found.view(np.uint32)[~nan], wanted.astype(np.float32).view(np.uint32)[~nan])
 
 
+@pytest.mark.by_hand
 @pytest.mark.parametrize(
     ("block", "kind"), [((128, 128), "F32"), ((128, 128), "BF16"), ((32, 32), "F8_E8M0"), ((1, 32), "F8_E8M0")]
 )
@@ -282,6 +283,7 @@ def test_one_weight_in_both_layouts_of_mxfp4_has_the_same_numbers(tmp_path):
             same_numbers(ours.unpack(expert, matrix) + 0.0, found)
 
 
+@pytest.mark.by_hand
 def test_gpt_oss_as_published_is_transformers(tmp_path):
     torch = pytest.importorskip("torch")
     mxfp4 = pytest.importorskip("transformers.integrations.mxfp4", reason="transformers is not installed")
@@ -322,6 +324,7 @@ def nvfp4_of(prefix, convention, number):
     return {**made, f"{name}.weight_scale": (scales, "F8_E4M3")}, weight, scales, whole
 
 
+@pytest.mark.by_hand
 @pytest.mark.parametrize("convention", ["modelopt", "compressed-tensors"])
 def test_both_conventions_of_nvfp4(tmp_path, convention):
     torch = pytest.importorskip("torch")
@@ -342,6 +345,7 @@ def test_both_conventions_of_nvfp4(tmp_path, convention):
     assert sum(read.nbytes for read in streamed) < sum(read.nbytes for read in layout.reads(0))
 
 
+@pytest.mark.by_hand
 def test_nvfp4_and_int4_are_those_of_compressed_tensors(tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")

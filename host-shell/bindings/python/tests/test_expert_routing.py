@@ -60,6 +60,7 @@ def routed(router, x, *more):
     return logits.float().numpy(), weights, indices
 
 
+@pytest.mark.by_hand
 @pytest.mark.parametrize(("groups", "kept"), [(1, 1), (8, 4), (4, 1)])
 @pytest.mark.parametrize("normalise", [True, False])
 def test_sigmoid_with_groups_is_deepseek_v3(groups, kept, normalise):
@@ -83,6 +84,7 @@ def test_sigmoid_with_groups_is_deepseek_v3(groups, kept, normalise):
     assert not np.array_equal(np.sort(other.experts, -1), np.sort(found.experts, -1))
 
 
+@pytest.mark.by_hand
 def test_sigmoid_is_glm_4():
     config = config_of(
         "glm4_moe", "Glm4MoeConfig", n_routed_experts=32, num_experts_per_tok=8, n_group=1, topk_group=1,
@@ -102,6 +104,7 @@ def deepseek_v4(**settings):
     )
 
 
+@pytest.mark.by_hand
 def test_sqrt_softplus_is_deepseek_v4():
     router = filled(module_of("deepseek_v4", "DeepseekV4TopKRouter")(deepseek_v4()), spread=3.0)
     logits, weights, indices = routed(router, tokens_of())
@@ -111,6 +114,7 @@ def test_sqrt_softplus_is_deepseek_v4():
     same_choices(compute.moe_route(logits, 6, bias=bias, **rule), indices, weights)
 
 
+@pytest.mark.by_hand
 def test_experts_of_a_table_are_deepseek_v4():
     torch = pytest.importorskip("torch")
     config = deepseek_v4(vocab_size=100)
@@ -130,6 +134,7 @@ def test_experts_of_a_table_are_deepseek_v4():
     refused(lambda: compute.moe_route(logits, 6, chosen=chosen, **rule), "token 5")
 
 
+@pytest.mark.by_hand
 def test_softmax_of_the_chosen_is_gpt_oss():
     config = config_of("gpt_oss", "GptOssConfig", num_local_experts=32, num_experts_per_tok=4)
     router = filled(module_of("gpt_oss", "GptOssTopKRouter")(config))
@@ -138,6 +143,7 @@ def test_softmax_of_the_chosen_is_gpt_oss():
     same_choices(compute.moe_router(logits, 4), indices, weights)
 
 
+@pytest.mark.by_hand
 @pytest.mark.parametrize("normalise", [True, False])
 def test_softmax_is_qwen3_and_mixtral(normalise):
     config = config_of("qwen3_moe", "Qwen3MoeConfig", num_experts=64, num_experts_per_tok=8, norm_topk_prob=normalise)
@@ -188,6 +194,7 @@ def block(x, found, matrices, activation, biases=None):
     return y
 
 
+@pytest.mark.by_hand
 def test_a_block_of_deepseek_v4_with_its_shared_expert():
     torch = pytest.importorskip("torch")
     config = deepseek_v4(mlp_layer_types=["moe"], num_hidden_layers=1, swiglu_limit=1.0)
@@ -210,6 +217,7 @@ def test_a_block_of_deepseek_v4_with_its_shared_expert():
     assert np.abs(of_gate).max() > 1 and np.abs(of_up).max() > 1
 
 
+@pytest.mark.by_hand
 def test_a_block_of_gpt_oss_with_biases():
     torch = pytest.importorskip("torch")
     config = config_of("gpt_oss", "GptOssConfig", num_local_experts=8, num_experts_per_tok=2, intermediate_size=HIDDEN)
@@ -230,6 +238,7 @@ def test_a_block_of_gpt_oss_with_biases():
     np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.by_hand
 def test_a_shared_expert_with_a_gate_is_qwen3_next():
     torch = pytest.importorskip("torch")
     config = config_of(
