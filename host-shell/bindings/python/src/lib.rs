@@ -27,6 +27,7 @@ mod dtypes;
 mod error;
 mod flight;
 mod fork;
+mod gpu_pages;
 mod left;
 mod loader;
 mod log;

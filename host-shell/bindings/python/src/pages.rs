@@ -3,18 +3,17 @@
 #![allow(unsafe_code)]
 
 use crate::error::ExceptionParts;
+use crate::gpu_pages::GpuPages;
 use crate::on_store::OnStore;
 use crate::operation::PyOperation;
-use crate::pages_on_gpu::{self, GpuWay, Own, PageAccess, number_of};
+use crate::pages_on_gpu::{self, GpuWay, Own, number_of};
 use crate::pool::lock;
 use crate::store::{Open, PyStore};
 use crate::view::{MemoryPiece, PyView, check_apart};
 use crate::wait;
 use nvme_host::ProcessMark;
 use nvme_host::StoreOptions;
-use nvme_host::cuda::{
-    HostCopy, HostPages, PageExtent, PageMover, PageRead, PendingPages, StagingBatch,
-};
+use nvme_host::cuda::PageExtent;
 use nvme_kv::{AreaRequest, KvStats, ModelFingerprint, PageKey, PinnedPages, StoreOutcome};
 use nvme_kv_server::{SharedPageStore, SharedPins, SharedRequest};
 use pyo3::exceptions::PyValueError;
@@ -158,50 +157,6 @@ impl Pages {
             ),
             Self::Shared(_) => (0, 0),
         }
-    }
-}
-
-/// Memory of a GPU for pages, and the views that keep it.
-#[derive(Clone)]
-pub struct GpuPages {
-    pieces: Arc<Vec<Vec<PageExtent>>>,
-    #[expect(dead_code, reason = "kept until the operation has ended")]
-    views: Arc<Vec<Py<PyView>>>,
-}
-
-impl PageAccess for GpuPages {
-    fn extents_of(&self, page: usize) -> &[PageExtent] {
-        &self.pieces[page]
-    }
-
-    fn count(&self) -> usize {
-        self.pieces.len()
-    }
-
-    fn load(
-        &self,
-        store: &nvme_host::Store,
-        mover: &PageMover,
-        reads: &[PageRead<'_>],
-        stream: u64,
-    ) -> nvme_host::Result<PendingPages> {
-        // SAFETY: the views keep the memory until the operation has ended, or the process has.
-        unsafe { store.load_pages_on_gpu(mover, reads, stream) }
-    }
-
-    fn stage(
-        &self,
-        mover: &PageMover,
-        extents: &[&[PageExtent]],
-        stream: u64,
-    ) -> nvme_host::Result<StagingBatch> {
-        // SAFETY: as for `load`.
-        unsafe { mover.stage(extents, stream) }
-    }
-
-    fn copy(&self, host: &mut HostPages, copy: HostCopy<'_>, stream: u64) -> nvme_host::Result<()> {
-        // SAFETY: as for `load`.
-        unsafe { host.enqueue(copy, stream) }
     }
 }
 
@@ -592,10 +547,8 @@ impl PyPageStore {
         let pages = pieces
             .into_iter()
             .map(|pieces| pieces.into_iter().map(extent).collect());
-        let pages = GpuPages {
-            pieces: Arc::new(pages.collect()),
-            views: Arc::new(views.iter().map(|view| view.clone_ref(py)).collect()),
-        };
+        let views = views.iter().map(|view| view.clone_ref(py)).collect();
+        let pages = GpuPages::new(pages.collect(), views);
         Ok((self.pages.get()?.own()?, keys_of(keys)?, pages))
     }
 }

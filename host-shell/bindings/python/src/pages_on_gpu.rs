@@ -2,6 +2,7 @@
 //! drive, else moved by the CPU through memory of the host.
 
 use crate::error::ExceptionParts;
+use crate::gpu_pages::GpuPages;
 use crate::left::{self, BufferedTransfer};
 use crate::store::Open;
 use nvme_host::cuda::{
@@ -24,57 +25,6 @@ pub type Own = Arc<nvme_kv::PageStore<Open>>;
 pub type Outcomes = Vec<std::result::Result<usize, ExceptionParts>>;
 /// Work on a thread of the pool.
 pub type PageJob = Box<dyn FnOnce() -> Outcomes + Send>;
-
-/// Memory of a GPU for pages, which is kept for as long as this lives.
-pub trait PageAccess: Clone + Send + 'static {
-    /// Returns the pieces of a page.
-    fn extents_of(&self, page: usize) -> &[PageExtent];
-
-    /// Returns the number of pages.
-    fn count(&self) -> usize;
-
-    /// Loads pages into this memory: the [`PageRead`]s name no other.
-    fn load(
-        &self,
-        store: &nvme_host::Store,
-        mover: &PageMover,
-        reads: &[PageRead<'_>],
-        stream: u64,
-    ) -> Result<PendingPages>;
-
-    /// Copies some of the pages, which are `extents`, to memory of the mover.
-    fn stage(
-        &self,
-        mover: &PageMover,
-        extents: &[&[PageExtent]],
-        stream: u64,
-    ) -> Result<StagingBatch>;
-
-    /// Copies between some of the pages, for which `host` was made, and memory of the host.
-    fn copy(&self, host: &mut HostPages, copy: HostCopy<'_>, stream: u64) -> Result<()>;
-
-    /// Returns the pieces of all pages.
-    fn extents(&self) -> Vec<&[PageExtent]> {
-        (0..self.count())
-            .map(|page| self.extents_of(page))
-            .collect()
-    }
-
-    /// Returns the bytes that each page has room for.
-    fn rooms(&self) -> Vec<usize> {
-        let sum = |sum: u64, piece: &PageExtent| sum.saturating_add(piece.bytes);
-        let pages = (0..self.count()).map(|page| self.extents_of(page));
-        pages
-            .map(|pieces| pieces.iter().fold(0, sum) as usize)
-            .collect()
-    }
-
-    /// Returns the bytes of all pages.
-    fn bytes(&self) -> u64 {
-        let rooms = self.rooms().into_iter();
-        rooms.fold(0, |sum, room| sum.saturating_add(room as u64))
-    }
-}
 
 /// Returns the number of an outcome, as Python names it.
 pub fn number_of(outcome: StoreOutcome) -> usize {
@@ -135,14 +85,14 @@ pub fn way_of(store: &Open) -> (bool, String) {
 }
 
 /// Views and memory of an operation whose end was not seen.
-struct UnfinishedPages<T, P> {
+struct UnfinishedPages<T> {
     work: T,
     #[expect(dead_code, reason = "kept until the operation has ended")]
-    pages: P,
+    pages: GpuPages,
     is_done: fn(&T) -> bool,
 }
 
-impl<T: Send, P: Send> BufferedTransfer for UnfinishedPages<T, P> {
+impl<T: Send> BufferedTransfer for UnfinishedPages<T> {
     fn is_done(&self) -> bool {
         (self.is_done)(&self.work)
     }
@@ -152,7 +102,7 @@ impl<T: Send, P: Send> BufferedTransfer for UnfinishedPages<T, P> {
 fn keep_unfinished<T: Send + 'static>(
     error: &Error,
     work: T,
-    pages: &impl PageAccess,
+    pages: &GpuPages,
     is_done: fn(&T) -> bool,
 ) {
     if matches!(error, Error::Unfinished { .. }) {
@@ -160,13 +110,32 @@ fn keep_unfinished<T: Send + 'static>(
     }
 }
 
-fn keep<T: Send + 'static>(work: T, pages: &impl PageAccess, is_done: fn(&T) -> bool) {
+fn keep<T: Send + 'static>(work: T, pages: &GpuPages, is_done: fn(&T) -> bool) {
     let pages = pages.clone();
     left::keep(UnfinishedPages {
         work,
         pages,
         is_done,
     });
+}
+
+/// Returns the store of an area, its mover, and the time limit of an operation on `pages`.
+fn at_hand(
+    own: &Own,
+    way: &GpuWay,
+    pages: &GpuPages,
+) -> std::result::Result<(Open, Arc<PageMover>, Duration), ExceptionParts> {
+    let store = Arc::clone(own.medium());
+    let mover = way
+        .mover(&store)
+        .map_err(|error| ExceptionParts::of(&error))?;
+    let limit = store.patience(pages.bytes());
+    Ok((store, mover, limit))
+}
+
+/// Returns `error` as the outcome of each of `count` pages.
+fn all_failed<T>(count: usize, error: &Error) -> Vec<std::result::Result<T, ExceptionParts>> {
+    (0..count).map(|_| Err(ExceptionParts::of(error))).collect()
 }
 
 /// Puts the loads of pages into `stream`; returns the work that waits for them.
@@ -176,13 +145,11 @@ fn keep<T: Send + 'static>(work: T, pages: &impl PageAccess, is_done: fn(&T) -> 
 pub fn load(
     (own, way): (Own, Arc<GpuWay>),
     keys: Vec<nvme_kv::PageKey>,
-    pages: impl PageAccess,
+    pages: GpuPages,
     stream: u64,
 ) -> std::result::Result<PageJob, ExceptionParts> {
     let fail = |error: Error| ExceptionParts::of(&error);
-    let store = Arc::clone(own.medium());
-    let mover = way.mover(&store).map_err(fail)?;
-    let limit = store.patience(pages.bytes());
+    let (store, mover, limit) = at_hand(&own, &way, &pages)?;
     if !way_of(&store).0 {
         let host = mover.host_pages(&pages.extents(), MemoryUse::Writes, stream);
         let host = host.map_err(fail)?;
@@ -232,7 +199,8 @@ pub fn load(
         way.loaded.fetch_add(loaded as u64, Ordering::Relaxed);
         let wrong = wrong_of(&results);
         let zeroed = clear_and_wait(&mover, &pages, &wrong, limit);
-        let of_missing = |number: &usize| missing.contains(number);
+        // The numbers are in order.
+        let of_missing = |number: &usize| missing.binary_search(number).is_ok();
         let mut outcomes = Vec::with_capacity(results.len());
         for (number, result) in results.into_iter().enumerate() {
             // Memory that could not be zeroed holds any bytes, which the caller has to learn.
@@ -273,7 +241,7 @@ fn wrong_of(results: &[nvme_kv::Result<LoadedPage>]) -> Vec<usize> {
 fn finish_load(
     plan: LoadPlan<Own, Open>,
     places: &[PagePlace],
-    (pending, pages): (PendingPages, &impl PageAccess),
+    (pending, pages): (PendingPages, &GpuPages),
     limit: Duration,
 ) -> Vec<nvme_kv::Result<LoadedPage>> {
     let arrived: Vec<ArrivedPage> = match pending.wait(limit) {
@@ -304,12 +272,7 @@ fn arrived(place: &PagePlace, end: PageEnd) -> ArrivedPage {
 }
 
 /// Puts into `stream` what zeroes the memory of the pages with these numbers.
-fn clear(
-    mover: &PageMover,
-    pages: &impl PageAccess,
-    numbers: &[usize],
-    stream: u64,
-) -> Result<HostPages> {
+fn clear(mover: &PageMover, pages: &GpuPages, numbers: &[usize], stream: u64) -> Result<HostPages> {
     let some = numbers.iter().map(|number| pages.extents_of(*number));
     let some: Vec<&[PageExtent]> = some
         .filter(|pieces| pieces.iter().any(|piece| piece.bytes > 0))
@@ -321,7 +284,7 @@ fn clear(
 
 fn clear_and_wait(
     mover: &PageMover,
-    pages: &impl PageAccess,
+    pages: &GpuPages,
     numbers: &[usize],
     limit: Duration,
 ) -> Result<()> {
@@ -339,15 +302,11 @@ fn clear_and_wait(
 fn load_by_cpu(
     own: &Own,
     keys: &[nvme_kv::PageKey],
-    (pages, mut host): (impl PageAccess, HostPages),
+    (pages, mut host): (GpuPages, HostPages),
     stream: u64,
     limit: Duration,
 ) -> Outcomes {
-    let all = |error: Error| {
-        keys.iter()
-            .map(|_| Err(ExceptionParts::of(&error)))
-            .collect()
-    };
+    let all = |error: Error| all_failed(keys.len(), &error);
     let results = match host.payloads() {
         Ok(payloads) => {
             let mut given: Vec<_> = keys.iter().copied().zip(payloads).collect();
@@ -375,13 +334,11 @@ fn load_by_cpu(
 pub fn store(
     (own, way): (Own, Arc<GpuWay>),
     keys: Vec<nvme_kv::PageKey>,
-    pages: impl PageAccess,
+    pages: GpuPages,
     stream: u64,
 ) -> std::result::Result<PageJob, ExceptionParts> {
     let fail = |error: Error| ExceptionParts::of(&error);
-    let store = Arc::clone(own.medium());
-    let mover = way.mover(&store).map_err(fail)?;
-    let limit = store.patience(pages.bytes());
+    let (store, mover, limit) = at_hand(&own, &way, &pages)?;
     // Pages of other lengths are refused one by one.
     let most = own.layout().page_bytes as usize;
     let rooms = pages.rooms();
@@ -404,12 +361,8 @@ pub fn store(
         let checksums = match staged.wait(limit) {
             Ok(checksums) => checksums,
             Err(error) => {
-                let failed = keys
-                    .iter()
-                    .map(|_| Err(ExceptionParts::of(&error)))
-                    .collect();
                 keep_unfinished(&error, staged, &pages, StagingBatch::is_done);
-                return failed;
+                return all_failed(keys.len(), &error);
             }
         };
         let mut facts: Vec<PayloadFacts> = keys
@@ -451,7 +404,7 @@ fn write(
     {
         if let Some(error) = &stopped {
             // Words of the write before may be in use.
-            outcomes.extend(facts.iter().map(|_| Err(ExceptionParts::of(error))));
+            outcomes.extend(all_failed(facts.len(), error));
             continue;
         }
         let plan = own.plan_store(facts);
@@ -504,22 +457,16 @@ fn store_by_cpu(
     own: &Own,
     (keys, rooms): (&[nvme_kv::PageKey], &[usize]),
     some: &[usize],
-    (pages, mut host): (impl PageAccess, HostPages),
+    (pages, mut host): (GpuPages, HostPages),
     limit: Duration,
 ) -> Outcomes {
-    let all = |error: &Error| {
-        keys.iter()
-            .map(|_| Err(ExceptionParts::of(error)))
-            .collect()
-    };
     if let Err(error) = host.wait(limit) {
-        let failed = all(&error);
         keep_unfinished(&error, host, &pages, HostPages::is_done);
-        return failed;
+        return all_failed(keys.len(), &error);
     }
     let payloads = match host.payloads() {
         Ok(payloads) => payloads,
-        Err(error) => return all(&error),
+        Err(error) => return all_failed(keys.len(), &error),
     };
     let given = some.iter().map(|number| keys[*number]).zip(payloads);
     let given: Vec<(nvme_kv::PageKey, &[u8])> =
