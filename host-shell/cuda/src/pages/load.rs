@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::memory::WordPlaces;
-use super::{HEADER, PageExtent, PageHold, PageMover, PagesLeft, pieces_of, staged_bytes};
+use super::{HEADER, PageExtent, PageHold, PageMover, UnderWay, pieces_of, staged_bytes};
 use crate::leftovers;
 use crate::pointer::MemoryUse;
 use crate::rows::{GpuRows, LaunchSequence, PendingRows, ReadList};
@@ -60,8 +60,7 @@ pub enum PageEnd {
 /// Pages that a GPU loads. Dropping it does not stop the operation.
 #[must_use = "pages may be lost"]
 pub struct PendingPages {
-    pending: Option<PendingRows>,
-    hold: PageHold,
+    work: UnderWay,
     count: usize,
     arrivals: usize,
     headers: usize,
@@ -173,23 +172,25 @@ impl PageMover {
         };
         let lists = put_words(&hold, &places, pages, &pieces, piece_bytes)?;
         let mut loaded = PendingPages {
-            pending: None,
+            work: UnderWay {
+                pending: None,
+                hold,
+            },
             count: pages.len(),
             arrivals: places.arrivals,
             headers: places.headers,
-            hold,
         };
         if pages.is_empty() {
             return Ok(loaded);
         }
         // SAFETY: the caller keeps the conditions under `# Safety`; all other addresses are those of the memory.
-        let enqueued = unsafe { self.enqueue(rows, &loaded.hold, (&places, &lists), stream) };
+        let enqueued = unsafe { self.enqueue(rows, &loaded.work.hold, (&places, &lists), stream) };
         match enqueued {
-            Ok(pending) => loaded.pending = Some(pending),
+            Ok(pending) => loaded.work.pending = Some(pending),
             Err(error) => {
                 if matches!(error, Error::Unfinished { .. }) {
                     // A part of it is under way, and its end cannot be asked for.
-                    std::mem::forget(loaded.hold.clone());
+                    std::mem::forget(loaded.work.hold.clone());
                 }
                 return Err(error);
             }
@@ -301,7 +302,7 @@ fn put_words(
 impl PendingPages {
     /// True if it has ended: it does not use the pieces any more.
     pub fn is_done(&self) -> bool {
-        self.pending.as_ref().is_none_or(PendingRows::is_done)
+        self.work.is_done()
     }
 
     /// Waits for the end, `limit` at most, and returns the end of each page.
@@ -310,14 +311,12 @@ impl PendingPages {
     /// [`Error::Unfinished`] past the limit: the operation continues. Every other error means that it has ended, and
     /// that its pages are not to be trusted, as [`Error::Changed`].
     pub fn wait(&self, limit: Duration) -> Result<Vec<PageEnd>> {
-        if let Some(pending) = &self.pending {
-            pending.wait(limit)?;
-        }
+        self.work.wait(limit)?;
         (0..self.count).map(|page| self.end(page)).collect()
     }
 
     fn end(&self, page: usize) -> Result<PageEnd> {
-        let memory = &self.hold.memory;
+        let memory = &self.work.hold.memory;
         let at = self.arrivals + page * size_of::<PageArrival>();
         let (checksum, code) = (memory.word(at)?, memory.word(at + 8)? as u32 as i32);
         Ok(match code {
@@ -330,17 +329,5 @@ impl PendingPages {
             }
             code => PageEnd::Failed(code),
         })
-    }
-}
-
-impl Drop for PendingPages {
-    fn drop(&mut self) {
-        if let Some(pending) = self.pending.take().filter(|pending| !pending.is_done()) {
-            leftovers::keep(Box::new(PagesLeft {
-                pending,
-                _hold: self.hold.clone(),
-                is_over: PendingRows::is_done,
-            }));
-        }
     }
 }

@@ -19,14 +19,16 @@ pub use load::{PageEnd, PageRead, PendingPages};
 pub use stage::{PageWrite, PendingWrites, StagingBatch};
 
 use super::driver::Gpu;
-use super::leftovers::LaunchLeftover;
+use super::leftovers::{self, LaunchLeftover};
 use super::module::{KernelFunction, Module};
 use super::pointer::{KernelArgument, MemoryUse};
+use super::rows::PendingRows;
 use super::stream::{Stream, is_capturing};
 use memory::{PageMemory, StagingPool};
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::pages::{CopyPages, HEADER_BYTES, PagePiece};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Threads of a block.
 const BLOCK_THREADS: u32 = 256;
@@ -168,6 +170,38 @@ struct PagesLeft<P> {
 impl<P: Send> LaunchLeftover for PagesLeft<P> {
     fn is_over(&self) -> bool {
         (self.is_over)(&self.pending)
+    }
+}
+
+/// An operation under way, none if there is nothing to do, with its memory and kernels. Dropping it does not stop the
+/// operation, which keeps both until it has ended.
+struct UnderWay {
+    pending: Option<PendingRows>,
+    hold: PageHold,
+}
+
+impl UnderWay {
+    fn is_done(&self) -> bool {
+        self.pending.as_ref().is_none_or(PendingRows::is_done)
+    }
+
+    fn wait(&self, limit: Duration) -> Result<()> {
+        if let Some(pending) = &self.pending {
+            pending.wait(limit)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if let Some(pending) = self.pending.take().filter(|pending| !pending.is_done()) {
+            leftovers::keep(Box::new(PagesLeft {
+                pending,
+                _hold: self.hold.clone(),
+                is_over: PendingRows::is_done,
+            }));
+        }
     }
 }
 

@@ -5,7 +5,8 @@
 
 use super::memory::WordPlaces;
 use super::{
-    HEADER, MOST_BYTES, PageExtent, PageHold, PageMover, PagesLeft, pieces_of, staged_bytes,
+    HEADER, MOST_BYTES, PageExtent, PageHold, PageMover, PagesLeft, UnderWay, pieces_of,
+    staged_bytes,
 };
 use crate::leftovers;
 use crate::pointer::MemoryUse;
@@ -61,8 +62,7 @@ pub struct PageWrite<'a> {
 /// Pages that a GPU writes. Dropping it does not stop the operation.
 #[must_use = "writes may fail"]
 pub struct PendingWrites {
-    pending: Option<PendingRows>,
-    hold: PageHold,
+    work: UnderWay,
     statuses: usize,
     /// Number of the first row of each page that is written, and how many it has.
     rows: Vec<(usize, usize)>,
@@ -219,8 +219,10 @@ impl StagingBatch {
     ) -> Result<PendingWrites> {
         let (memory, words) = (&self.hold.memory, self.words);
         let mut written = PendingWrites {
-            pending: None,
-            hold: self.hold.clone(),
+            work: UnderWay {
+                pending: None,
+                hold: self.hold.clone(),
+            },
             statuses: words.statuses,
             rows: Vec::with_capacity(pages.len()),
         };
@@ -291,7 +293,7 @@ impl StagingBatch {
             Ok(())
         });
         match enqueued {
-            Ok(pending) => written.pending = Some(pending),
+            Ok(pending) => written.work.pending = Some(pending),
             Err(error) => return Err(self.refused(error)),
         }
         Ok(written)
@@ -325,7 +327,7 @@ impl Drop for StagingBatch {
 impl PendingWrites {
     /// True if it has ended.
     pub fn is_done(&self) -> bool {
-        self.pending.as_ref().is_none_or(PendingRows::is_done)
+        self.work.is_done()
     }
 
     /// Waits for the end, `limit` at most, and returns the code of each page: 0, or that of its first row that failed.
@@ -333,11 +335,10 @@ impl PendingWrites {
     /// # Errors
     /// As [`PendingPages::wait`](super::PendingPages::wait).
     pub fn wait(&self, limit: Duration) -> Result<Vec<i32>> {
-        if let Some(pending) = &self.pending {
-            pending.wait(limit)?;
-        }
+        self.work.wait(limit)?;
         let code = |(first, count): &(usize, usize)| {
             let statuses = self
+                .work
                 .hold
                 .memory
                 .bytes(self.statuses + first * 4, count * 4)?;
@@ -348,18 +349,6 @@ impl PendingWrites {
             Ok(failed.unwrap_or(0))
         };
         self.rows.iter().map(code).collect()
-    }
-}
-
-impl Drop for PendingWrites {
-    fn drop(&mut self) {
-        if let Some(pending) = self.pending.take().filter(|pending| !pending.is_done()) {
-            leftovers::keep(Box::new(PagesLeft {
-                pending,
-                _hold: self.hold.clone(),
-                is_over: PendingRows::is_done,
-            }));
-        }
     }
 }
 
