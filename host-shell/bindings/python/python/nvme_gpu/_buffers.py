@@ -40,6 +40,23 @@ def is_tensor(value: Any) -> bool:
     return loaded is not None and isinstance(value, getattr(loaded, "Tensor", ()))
 
 
+def is_of_gpu(value: Any, name: str) -> bool:
+    """Whether a buffer lies in memory of a GPU, so that a stream matters for it."""
+    if is_tensor(value):
+        return bool(value.is_cuda)
+    if isinstance(value, Array):
+        return value.device != "cpu"
+    if hasattr(value, "__cuda_array_interface__"):
+        return True
+    return hasattr(value, "__dlpack_device__") and dlpack_kind(value, name) in GPU
+
+
+def check_resolved(tensor: Any, what: str) -> None:
+    """Refuses a tensor whose memory has other values than the tensor."""
+    if tensor.is_conj() or tensor.is_neg():
+        raise Usage(f"{what} is a view that conjugates or negates", "pass tensor.resolve_conj().resolve_neg()")
+
+
 def of_tensor(tensor: Any, what: str) -> View:
     """A view of a tensor of torch. Its memory is that of its storage, which the view keeps.
 
@@ -48,8 +65,7 @@ def of_tensor(tensor: Any, what: str) -> View:
     """
     if not tensor.is_contiguous():
         raise Usage(f"{what} is not contiguous", "pass a copy: tensor.contiguous()")
-    if tensor.is_conj() or tensor.is_neg():
-        raise Usage(f"{what} is a view that conjugates or negates", "pass tensor.resolve_conj().resolve_neg()")
+    check_resolved(tensor, what)
     if tensor.layout is not torch().strided:  # type: ignore[union-attr]
         raise Usage(f"{what} has the layout {tensor.layout}", "pass a dense tensor")
     kind = tensor.device.type

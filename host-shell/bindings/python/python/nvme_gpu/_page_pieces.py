@@ -10,7 +10,7 @@ from typing import Any
 from . import _buffers
 from ._errors import Usage
 from ._gathers import after_current, same_gpu
-from ._native import Array, View
+from ._native import View
 
 Pieces = list[tuple[int, int]]
 MOST_PIECES = 1 << 16
@@ -21,13 +21,7 @@ def is_of_gpu(page: Any) -> bool:
     """Whether a page lies in memory of a GPU: a tensor, an array, or a list or tuple of them."""
     if isinstance(page, (list, tuple)):
         return bool(page) and is_of_gpu(page[0])
-    if _buffers.is_tensor(page):
-        return bool(page.is_cuda)
-    if isinstance(page, Array):
-        return page.device != "cpu"
-    if hasattr(page, "__cuda_array_interface__"):
-        return True
-    return hasattr(page, "__dlpack_device__") and _buffers.dlpack_kind(page, "a page") in _buffers.GPU
+    return _buffers.is_of_gpu(page, "a page")
 
 
 def of_pages(pages: Sequence[Any], store: Any, stream: int, writable: bool) -> tuple[list[View], list[Pieces]]:
@@ -64,8 +58,7 @@ def _of_part(part: Any, store: Any, stream: int, writable: bool) -> tuple[View, 
 
 
 def _of_strided(tensor: Any) -> tuple[View, Pieces]:
-    if tensor.is_conj() or tensor.is_neg():
-        raise Usage("a page is a view that conjugates or negates", "pass tensor.resolve_conj().resolve_neg()")
+    _buffers.check_resolved(tensor, "a page")
     size, run = tensor.element_size(), tensor.element_size()
     shape, strides = tuple(tensor.shape), [stride * size for stride in tensor.stride()]
     outer = len(shape)

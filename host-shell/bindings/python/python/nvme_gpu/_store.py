@@ -396,7 +396,7 @@ class Store(Held):
 
     def _move(self, buf: Any, offset: Any, stream: Any, is_read: bool, durable: bool) -> Pending:
         at = _arguments.whole("offset", offset, 0, (1 << 64) - 1)
-        is_of_gpu = _is_of_gpu(buf)
+        is_of_gpu = _buffers.is_of_gpu(buf, "buf")
         number = _buffers.stream_of(stream) if is_of_gpu or stream is not None else 0
         view = _buffers.view(buf, "buf", writable=is_read, store=self._native, stream=number)
         if view.device[0] in _buffers.CPU:
@@ -417,17 +417,6 @@ class Store(Held):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.nbytes} bytes"
         return f"<nvme_gpu.Store {self._device!r}, {state}>"
-
-
-def _is_of_gpu(value: Any) -> bool:
-    """Whether a stream matters for this buffer."""
-    if _buffers.is_tensor(value):
-        return bool(value.is_cuda)
-    if isinstance(value, Array):
-        return value.device != "cpu"
-    if hasattr(value, "__cuda_array_interface__"):
-        return True
-    return hasattr(value, "__dlpack_device__") and _buffers.dlpack_kind(value, "buf") in _buffers.GPU
 
 
 def _host_bytes(value: Array) -> Any:
