@@ -8,9 +8,9 @@ use std::fmt;
 /// The format of a matrix: the meaning of its elements together with their scales.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExpertFormat {
-    /// Elements of a type that needs no tensor beside it.
+    /// Elements of this type, without scales.
     Plain(Dtype),
-    /// FP8 E4M3, with a scale for each block of so many rows and columns.
+    /// FP8 E4M3 in blocks of rows and columns, each with a scale.
     Fp8 {
         /// Rows of a block.
         rows: u64,
@@ -24,7 +24,7 @@ pub enum ExpertFormat {
         /// True if scales are divided by the matrix's scale, as by compressed-tensors; else they are multiplied by it.
         divides: bool,
     },
-    /// Numbers of 4 bits from -8 on, eight in a word of 32 bits, and a scale for so many of a row.
+    /// Numbers of 4 bits from -8 on, eight in a word of 32 bits, in groups of a row, each with a scale.
     Int4 {
         /// Elements that share a scale.
         group: u64,

@@ -113,11 +113,11 @@ enum ElementDecoder {
     Words,
     /// GGUF's NVFP4.
     Nvfp4Blocks,
-    /// E4M3, with a scale for each block of so many rows and columns.
+    /// E4M3 in blocks of this number of rows and columns, each with a scale.
     Fp8(u64, u64),
-    /// E2M1, with a scale for so many of a row.
+    /// E2M1 in groups of this number in a row, each with a scale.
     E2M1(u64),
-    /// Numbers of 4 bits from -8 on, with a scale for so many of a row.
+    /// Numbers of 4 bits from -8 on in groups of this number in a row, each with a scale.
     Int4(u64),
 }
 
