@@ -402,6 +402,8 @@ fn a_layer_with_other_bytes_than_its_manifest_is_an_error_and_others_are_fine() 
         }
     }
     // The layer that was read ahead is still the wrong one; after its failure it is read again.
+    let ahead = lock(&loader.shared.state).loads();
+    assert!(ahead.iter().all(|load| load.wait(LONG).is_ok()));
     flip(wrong);
     assert_eq!(loader.layer(2).unwrap_err().code(), "mismatch");
     assert!(is_right(&loader.layer(2).unwrap()));
