@@ -51,7 +51,7 @@ impl HalfFormat {
     /// [`Error::Usage`] for elements that would lose more than their last bits.
     pub(crate) fn check(self, stored: StoredFormat) -> Result<()> {
         match (self, stored) {
-            (_, StoredFormat::F32)
+            (_, StoredFormat::F32 | StoredFormat::Mxfp4)
             | (Self::Bf16, StoredFormat::F16)
             | (Self::F16, StoredFormat::Bf16) => Err(Error::usage(
                 format!(

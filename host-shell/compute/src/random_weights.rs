@@ -24,6 +24,11 @@ pub fn fill(stored: StoredFormat, seed: u64, bytes: &mut [u8]) {
             let mut number = || bf16_of_f32(weight(random)).to_le_bytes();
             numbers.iter_mut().for_each(|to| *to = number());
         }
+        StoredFormat::Mxfp4 => {
+            random.fill(bytes);
+            // Scales of 2^-6: numbers up to 6 make weights up to 0.1.
+            bytes.chunks_exact_mut(17).for_each(|block| block[0] = 121);
+        }
         _ => {
             random.fill(bytes);
             // Offsets of the scales and minima of a block, and their values.

@@ -23,8 +23,8 @@ use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowsOptions, Stream}
 use nvme_host::store::GpuOptions;
 use nvme_host::{Error, Result, Store, StoreOptions};
 use nvme_models::experts::{
-    CacheOptions, ExpertCounts, ExpertLayers, ExpertMatrices, ExpertShape, ExpertStep, GpuExperts,
-    Layer, ReplacementPolicy, check,
+    CacheOptions, ExpertActivation, ExpertCounts, ExpertLayers, ExpertMatrices, ExpertShape,
+    ExpertStep, GpuExperts, Layer, ReplacementPolicy, check,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -52,6 +52,7 @@ fn run(words: &Arguments) -> Result<()> {
         experts: words.number(2, 128)?,
         choices: words.number(3, 4)?,
         over_all: false,
+        activation: ExpertActivation::SwiGlu,
     };
     let tokens = words.number(6, 32)?;
     let queues = words.number(7, 32)?;
@@ -182,6 +183,7 @@ impl<'e> Rig<'e> {
                 x: x.address(),
                 y: y.address(),
                 adds: layer > 0,
+                biases: [0; 3],
                 probabilities: 0,
             };
             // SAFETY: the memory belongs to this rig, which waits for each launch.
@@ -254,7 +256,7 @@ impl<'e> Rig<'e> {
         let experts = self.experts.shape().experts as usize;
         let mut expected = vec![0.0; self.vector.len()];
         for (layer, logits) in (0..).zip(logits.chunks(experts)) {
-            let y = self.experts.compute(layer, logits, &self.vector)?;
+            let y = self.experts.compute(layer, logits, &self.vector, None)?;
             expected.iter_mut().zip(y).for_each(|(sum, y)| *sum += y);
         }
         let mut bytes = vec![0; self.y.len()];

@@ -70,7 +70,7 @@ fn write(path: &Path, layers: u32) -> Result<()> {
             context: 4096,
             epsilon: 1e-5,
             rope_base: 10_000.0,
-            experts: None,
+            ..ModelConfig::default()
         },
         stored: StoredFormat::Q6K,
         stored_head: StoredFormat::Q6K,

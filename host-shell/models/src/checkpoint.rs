@@ -98,6 +98,7 @@ fn config_of(text: &str) -> Result<ModelConfig> {
             count: number("num_local_experts")?,
             choices: number("num_experts_per_tok")?,
         }),
+        ..ModelConfig::default()
     })
 }
 

@@ -1,6 +1,6 @@
-//! Writer of GGUF files of Llama models: their tensors, their layout, and the header before them.
+//! Writer of GGUF files of models that are run here: their tensors, their layout, and the header before them.
 
-use crate::llama::ModelConfig;
+use crate::llama::{ModelConfig, ModelFamily};
 use crate::tokenizer::sign;
 use nvme_formats::StoredFormat;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ pub struct GgufModel<'a> {
     pub config: &'a ModelConfig,
     /// Format of the matrices, except those of `stored_head`.
     pub stored: StoredFormat,
-    /// Embeddings, which are the last matrix, too.
+    /// Embeddings, which are the last matrix, too; and the matrices of attention in gpt-oss.
     pub stored_head: StoredFormat,
 }
 
@@ -81,74 +81,100 @@ impl GgufModel<'_> {
 
     fn tensors(&self) -> Vec<GgufTensor> {
         let config = self.config;
+        let width = u64::from(config.width);
+        let embedding = GgufTensor {
+            name: "token_embd.weight".to_owned(),
+            shape: vec![width, config.vocabulary.into()],
+            stored: self.stored_head,
+        };
+        let mut tensors = vec![embedding];
+        for layer in 0..config.layers {
+            self.layer(layer, &mut tensors);
+        }
+        tensors.push(vector("output_norm.weight".to_owned(), width));
+        tensors
+    }
+
+    /// Appends the tensors of a layer: experts are interleaved with the others, as llama.cpp writes them.
+    fn layer(&self, layer: u32, tensors: &mut Vec<GgufTensor>) {
+        let (config, family) = (self.config, self.config.family);
         let (width, hidden) = (u64::from(config.width), u64::from(config.hidden));
         let heads = u64::from(config.heads) * u64::from(config.head_elements);
         let keys = u64::from(config.kv_heads) * u64::from(config.head_elements);
-        let matrix = |name: String, columns, rows, stored| GgufTensor {
-            name,
+        let name = |what: &str| format!("blk.{layer}.{what}");
+        let norm = |what: &str, elements| vector(name(&format!("{what}.weight")), elements);
+        let matrix = |what: &str, columns, rows, stored| GgufTensor {
+            name: name(&format!("{what}.weight")),
             shape: vec![columns, rows],
             stored,
         };
-        let vector = |name: String| GgufTensor {
-            name,
-            shape: vec![width],
-            stored: StoredFormat::F32,
-        };
-        let mut tensors = vec![matrix(
-            "token_embd.weight".to_owned(),
-            width,
-            config.vocabulary.into(),
-            self.stored_head,
-        )];
-        for layer in 0..config.layers {
-            let name = |what: &str| format!("blk.{layer}.{what}.weight");
-            tensors.push(vector(name("attn_norm")));
-            tensors.push(vector(name("ffn_norm")));
-            let experts = |what: &str, columns, rows| GgufTensor {
-                name: name(what),
-                shape: vec![
-                    columns,
-                    rows,
-                    config.experts.map_or(0, |of| of.count.into()),
-                ],
-                stored: self.stored,
-            };
-            // Interleaved with the dense tensors, in the order in which llama.cpp writes them.
-            if let Some(mixture) = config.experts {
-                tensors.push(experts("ffn_down_exps", hidden, width));
-                tensors.push(experts("ffn_gate_exps", width, hidden));
-                let (router, count) = (name("ffn_gate_inp"), mixture.count.into());
-                tensors.push(matrix(router, width, count, StoredFormat::F32));
-            }
-            for (what, columns, rows) in [
-                ("attn_q", width, heads),
-                ("attn_k", width, keys),
-                ("attn_v", width, keys),
-                ("attn_output", heads, width),
+        tensors.push(norm("attn_norm", width));
+        tensors.push(norm(family.second_norm(), width));
+        if family.has_head_norms() {
+            tensors.push(norm("attn_q_norm", config.head_elements.into()));
+            tensors.push(norm("attn_k_norm", config.head_elements.into()));
+        }
+        let count = config.experts.map_or(0, |of| u64::from(of.count));
+        if family.has_biases() {
+            for (what, elements) in [
+                ("attn_q.bias", heads),
+                ("attn_k.bias", keys),
+                ("attn_v.bias", keys),
+                ("attn_output.bias", width),
+                ("attn_sinks.weight", config.heads.into()),
+                ("ffn_gate_inp.bias", count),
             ] {
-                tensors.push(matrix(name(what), columns, rows, self.stored));
+                tensors.push(vector(name(what), elements));
             }
-            if config.experts.is_some() {
-                tensors.push(experts("ffn_up_exps", width, hidden));
-                continue;
-            }
-            for (what, columns, rows) in [
-                ("ffn_gate", width, hidden),
-                ("ffn_up", width, hidden),
-                ("ffn_down", hidden, width),
-            ] {
-                tensors.push(matrix(name(what), columns, rows, self.stored));
+            for (what, rows) in [("gate", hidden), ("up", hidden), ("down", width)] {
+                tensors.push(GgufTensor {
+                    name: name(&format!("ffn_{what}_exps.bias")),
+                    shape: vec![rows, count],
+                    stored: StoredFormat::F32,
+                });
             }
         }
-        tensors.push(vector("output_norm.weight".to_owned()));
-        tensors
+        let experts = |what: &str, columns, rows| GgufTensor {
+            name: name(&format!("{what}.weight")),
+            shape: vec![columns, rows, count],
+            stored: self.stored,
+        };
+        if config.experts.is_some() {
+            tensors.push(experts("ffn_down_exps", hidden, width));
+            tensors.push(experts("ffn_gate_exps", width, hidden));
+            tensors.push(matrix("ffn_gate_inp", width, count, StoredFormat::F32));
+        }
+        let attention = match family {
+            ModelFamily::GptOss => self.stored_head,
+            _ => self.stored,
+        };
+        for (what, columns, rows) in [
+            ("attn_q", width, heads),
+            ("attn_k", width, keys),
+            ("attn_v", width, keys),
+            ("attn_output", heads, width),
+        ] {
+            tensors.push(matrix(what, columns, rows, attention));
+        }
+        if config.experts.is_some() {
+            tensors.push(experts("ffn_up_exps", width, hidden));
+            return;
+        }
+        for (what, columns, rows) in [
+            ("ffn_gate", width, hidden),
+            ("ffn_up", width, hidden),
+            ("ffn_down", hidden, width),
+        ] {
+            tensors.push(matrix(what, columns, rows, self.stored));
+        }
     }
 
     /// Returns the bytes of the file before the tensors' descriptions.
     fn head(&self, tensors: usize) -> Vec<u8> {
-        let config = self.config;
+        let (config, family) = (self.config, self.config.family);
+        let name = |key: &str| format!("{}.{key}", family.name());
         let mut keys = GgufKeys::default();
-        keys.text("general.architecture", "llama");
+        keys.text("general.architecture", family.name());
         for (key, value) in [
             ("block_count", config.layers),
             ("context_length", config.context),
@@ -160,14 +186,26 @@ impl GgufModel<'_> {
             ("attention.value_length", config.head_elements),
             ("rope.dimension_count", config.head_elements),
         ] {
-            keys.u32(&format!("llama.{key}"), value);
+            keys.u32(&name(key), value);
         }
         if let Some(mixture) = config.experts {
-            keys.u32("llama.expert_count", mixture.count);
-            keys.u32("llama.expert_used_count", mixture.choices);
+            keys.u32(&name("expert_count"), mixture.count);
+            keys.u32(&name("expert_used_count"), mixture.choices);
         }
-        keys.f32("llama.attention.layer_norm_rms_epsilon", config.epsilon);
-        keys.f32("llama.rope.freq_base", config.rope_base as f32);
+        if family.has_experts_only() {
+            keys.u32(&name("expert_feed_forward_length"), config.hidden);
+        }
+        if config.window != 0 {
+            keys.u32(&name("attention.sliding_window"), config.window);
+        }
+        if let Some(yarn) = &config.yarn {
+            keys.text(&name("rope.scaling.type"), "yarn");
+            keys.f32(&name("rope.scaling.factor"), yarn.factor as f32);
+            let positions = yarn.original_positions;
+            keys.u32(&name("rope.scaling.original_context_length"), positions);
+        }
+        keys.f32(&name("attention.layer_norm_rms_epsilon"), config.epsilon);
+        keys.f32(&name("rope.freq_base"), config.rope_base as f32);
         keys.text("tokenizer.ggml.model", "gpt2");
         keys.text("tokenizer.ggml.pre", "gpt-2");
         let bytes = (0..=u8::MAX).map(|byte| sign(byte).to_string());
@@ -181,6 +219,15 @@ impl GgufModel<'_> {
         head.extend(keys.count.to_le_bytes());
         head.extend(keys.bytes);
         head
+    }
+}
+
+/// Returns the description of a vector of `f32`.
+fn vector(name: String, elements: u64) -> GgufTensor {
+    GgufTensor {
+        name,
+        shape: vec![elements],
+        stored: StoredFormat::F32,
     }
 }
 

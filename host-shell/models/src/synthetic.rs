@@ -1,8 +1,8 @@
 //! Models of random weights, for tests and measurements: a GGUF file of any size that generates meaningless
 //! text.
 
-use crate::gguf::GgufModel;
-use crate::llama::{ExpertMixture, ModelConfig};
+use crate::gguf::{GgufModel, GgufTensor};
+use crate::llama::{ExpertMixture, ModelConfig, ModelFamily, YarnScaling};
 use nvme_compute::random_weights::fill;
 pub use nvme_formats::StoredFormat;
 use nvme_units::SplitMix;
@@ -43,10 +43,59 @@ impl SyntheticModel {
                 epsilon: 1e-5,
                 rope_base: 10_000.0,
                 experts,
+                ..ModelConfig::default()
             },
             stored: StoredFormat::Q8_0,
             stored_head: StoredFormat::Q8_0,
             seed: 11,
+        }
+    }
+
+    /// Returns a model of a few megabytes with everything in which a family differs from others: heads that are not the
+    /// width divided by their number, more positions than a window, and scaled angles.
+    pub fn of_family(family: ModelFamily) -> Self {
+        let mixture = |count, choices| Some(ExpertMixture { count, choices });
+        let config = ModelConfig {
+            family,
+            layers: 3,
+            width: 256,
+            hidden: 320,
+            heads: 4,
+            kv_heads: 2,
+            head_elements: 48,
+            vocabulary: 400,
+            context: 256,
+            epsilon: 1e-6,
+            rope_base: 1e6,
+            ..ModelConfig::default()
+        };
+        let config = match family {
+            ModelFamily::Llama | ModelFamily::Qwen3 => config,
+            ModelFamily::Qwen3Moe => ModelConfig {
+                experts: mixture(9, 3),
+                ..config
+            },
+            ModelFamily::GptOss => ModelConfig {
+                experts: mixture(9, 4),
+                rope_base: 150_000.0,
+                window: 16,
+                yarn: Some(YarnScaling {
+                    factor: 8.0,
+                    original_positions: 32,
+                    fast_turns: 32.0,
+                    slow_turns: 1.0,
+                }),
+                ..config
+            },
+        };
+        Self {
+            stored: match family {
+                ModelFamily::GptOss => StoredFormat::Mxfp4,
+                _ => StoredFormat::Q8_0,
+            },
+            stored_head: StoredFormat::F16,
+            seed: 43,
+            config,
         }
     }
 
@@ -62,7 +111,7 @@ impl SyntheticModel {
         };
         let mut random = SplitMix::new(self.seed);
         model.write(out, |tensor, out| {
-            let (bytes, is_vector) = (tensor.bytes(), tensor.shape.len() == 1);
+            let (bytes, kind) = (tensor.bytes(), VectorKind::of(tensor));
             let (_, block) = tensor.stored.block();
             let most = PIECE / u64::from(block) * u64::from(block);
             let pieces: Vec<(u64, u64)> = (0..bytes)
@@ -72,9 +121,12 @@ impl SyntheticModel {
             for some in pieces.chunks(AT_ONCE) {
                 let made = some.par_iter().map(|(seed, len)| {
                     let mut piece = vec![0; *len as usize];
-                    match is_vector {
-                        true => piece.as_chunks_mut::<4>().0.fill(1f32.to_le_bytes()),
-                        false => fill(tensor.stored, *seed, &mut piece),
+                    match kind {
+                        Some(VectorKind::Norm) => {
+                            piece.as_chunks_mut::<4>().0.fill(1f32.to_le_bytes());
+                        }
+                        Some(VectorKind::HeadNorm) => head_norm(*seed, &mut piece),
+                        None => fill(tensor.stored, *seed, &mut piece),
                     }
                     piece
                 });
@@ -85,5 +137,32 @@ impl SyntheticModel {
             }
             Ok(())
         })
+    }
+}
+
+/// Vectors that are not filled as matrices and biases are.
+#[derive(Clone, Copy)]
+enum VectorKind {
+    /// Factors of 1.
+    Norm,
+    /// Factors that differ, so that those of queries and keys cannot be taken for each other.
+    HeadNorm,
+}
+
+impl VectorKind {
+    fn of(tensor: &GgufTensor) -> Option<Self> {
+        let name = tensor.name.as_str();
+        if name.ends_with("q_norm.weight") || name.ends_with("k_norm.weight") {
+            return Some(Self::HeadNorm);
+        }
+        name.ends_with("norm.weight").then_some(Self::Norm)
+    }
+}
+
+/// Fills `bytes` with factors from 0.5 to 1.5.
+fn head_norm(seed: u64, bytes: &mut [u8]) {
+    fill(StoredFormat::F32, seed, bytes);
+    for number in bytes.as_chunks_mut::<4>().0 {
+        *number = (1.0 + 5.0 * f32::from_le_bytes(*number)).to_le_bytes();
     }
 }

@@ -1,7 +1,7 @@
 //! A small model of random weights through every kind of store, and files that are no model.
 
 use crate::Tokenizer;
-use crate::llama::{ExpertMixture, Llama, ModelConfig, ModelOptions};
+use crate::llama::{ExpertMixture, Llama, ModelConfig, ModelFamily, ModelOptions};
 use crate::synthetic::SyntheticModel;
 use nvme_formats::StoredFormat;
 use nvme_host::{Catalog, Error, Manifest, Store, StoreOptions};
@@ -23,7 +23,7 @@ fn small() -> SyntheticModel {
             context: 128,
             epsilon: 1e-5,
             rope_base: 10_000.0,
-            experts: None,
+            ..ModelConfig::default()
         },
         stored: StoredFormat::Q4_1,
         stored_head: StoredFormat::Q8_0,
@@ -394,6 +394,111 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
         ..good
     };
     assert!(odd.write(&mut Vec::new(), &mut |_| ()).is_err());
+}
+
+/// Models of a family without a tensor or key that it needs, and with one that it does not know.
+#[test]
+fn families_refuse_what_they_would_not_compute() {
+    let refused = |bytes: &[u8], cause: &str| {
+        let error = open(&store(bytes, ""), 1 << 30).err();
+        let error = error.unwrap_or_else(|| panic!("opened: {cause}"));
+        assert!(matches!(error, Error::Usage { .. }), "{error}");
+        assert!(error.to_string().contains(cause), "{cause}: {error}");
+    };
+    let of = |family| file(&SyntheticModel::of_family(family));
+    for (family, from, to, cause) in [
+        (
+            ModelFamily::GptOss,
+            "blk.1.attn_sinks",
+            "blk.1.attn_sinkz",
+            "no blk.1.attn_sinks",
+        ),
+        (
+            ModelFamily::GptOss,
+            "blk.0.attn_output.bias",
+            "blk.0.attn_output.bial",
+            "no blk.0.attn_output.bias",
+        ),
+        (
+            ModelFamily::GptOss,
+            "blk.2.ffn_up_exps.bias",
+            "blk.2.ffn_up_exps.bial",
+            "no blk.2.ffn_up_exps.bias",
+        ),
+        (
+            ModelFamily::GptOss,
+            "gpt-oss.attention.sliding_window",
+            "gpt-oss.attention.sliding_windoh",
+            "gpt-oss.attention.sliding_window",
+        ),
+        (
+            ModelFamily::Qwen3,
+            "blk.1.attn_k_norm",
+            "blk.1.attn_k_nork",
+            "no blk.1.attn_k_norm",
+        ),
+        (
+            ModelFamily::Qwen3Moe,
+            "qwen3moe.expert_count",
+            "qwen3moe.expert_counz",
+            "no key qwen3moe.expert_count",
+        ),
+    ] {
+        let mut bytes = of(family);
+        let at = bytes
+            .windows(from.len())
+            .position(|some| some == from.as_bytes());
+        bytes[at.unwrap()..][..to.len()].copy_from_slice(to.as_bytes());
+        refused(&bytes, cause);
+    }
+    let text = |text: &str| {
+        [
+            &8u32.to_le_bytes()[..],
+            &(text.len() as u64).to_le_bytes(),
+            text.as_bytes(),
+        ]
+        .concat()
+    };
+    for (family, key, value, cause) in [
+        (
+            ModelFamily::Qwen3,
+            "qwen3.rope.scaling.type",
+            text("yarn"),
+            "type is yarn",
+        ),
+        (
+            ModelFamily::GptOss,
+            "gpt-oss.attention.scale",
+            float(0.5),
+            "attention.scale is 0.5",
+        ),
+        (
+            ModelFamily::GptOss,
+            "gpt-oss.rope.scaling.yarn_log_multiplier",
+            float(0.1),
+            "yarn_log_multiplier",
+        ),
+        (
+            ModelFamily::Qwen3Moe,
+            "qwen3moe.expert_gating_func",
+            integer(2),
+            "not a softmax",
+        ),
+        (
+            ModelFamily::Qwen3Moe,
+            "qwen3moe.expert_weights_scale",
+            float(2.5),
+            "is 2.5, not 1",
+        ),
+        (
+            ModelFamily::Qwen3Moe,
+            "qwen3moe.expert_shared_count",
+            integer(1),
+            "1 shared experts",
+        ),
+    ] {
+        refused(&with_keys(&of(family), &[(key, value)]), cause);
+    }
 }
 
 /// Returns the file with additional keys, each a name and the bytes that GGUF writes behind it.

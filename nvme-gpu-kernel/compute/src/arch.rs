@@ -105,6 +105,19 @@ pub fn byte_number<const SELECT: u32>(word: u32) -> f32 {
     number
 }
 
+/// Returns four of the eight bytes of `high` and `low`: each 4 bits of `selector` are a byte's number, below 8.
+#[cfg(any(feature = "steps", feature = "streamed", feature = "experts"))]
+#[inline(always)]
+pub fn chosen_bytes(low: u32, high: u32, selector: u32) -> u32 {
+    let bytes: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("prmt.b32 {}, {}, {}, {};", out(reg32) bytes, in(reg32) low, in(reg32) high, in(reg32) selector,
+            options(pure, nomem, nostack))
+    };
+    bytes
+}
+
 /// Converts IEEE 754 binary16 to `f32`.
 #[cfg(not(any(feature = "search", feature = "linear")))]
 #[inline(always)]

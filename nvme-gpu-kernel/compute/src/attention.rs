@@ -30,24 +30,29 @@ entry! {
             let position = token + u64::from(rope.position);
             let angle = (position * pairs + pair) * 2;
             let (cos, sin) = (angles.load(angle), angles.load(angle + 1));
+            // Elements of the pair, counted from the head's first one.
+            let (one, other) = match rope.halves {
+                0 => (2 * pair, 2 * pair + 1),
+                _ => (pair, pairs + pair),
+            };
             let turned = |from: FloatArray, first: u64| {
-                let (a, b) = (from.load(first), from.load(first + 1));
+                let (a, b) = (from.load(first + one), from.load(first + other));
                 (a * cos - b * sin, a * sin + b * cos)
             };
             if head < u64::from(rope.heads) {
-                let first = ((token * u64::from(rope.heads) + head) * pairs + pair) * 2;
+                let first = (token * u64::from(rope.heads) + head) * pairs * 2;
                 let (a, b) = turned(queries, first);
-                queries.store(first, a);
-                queries.store(first + 1, b);
+                queries.store(first + one, a);
+                queries.store(first + other, b);
             } else {
                 let (head, kv_heads) = (head - u64::from(rope.heads), u64::from(rope.kv_heads));
-                let first = ((token * kv_heads + head) * pairs + pair) * 2;
-                let to = ((position * kv_heads + head) * pairs + pair) * 2;
+                let first = (token * kv_heads + head) * pairs * 2;
+                let to = (position * kv_heads + head) * pairs * 2;
                 let (a, b) = turned(keys, first);
-                key_cache.store(to, a);
-                key_cache.store(to + 1, b);
-                value_cache.store(to, values.load(first));
-                value_cache.store(to + 1, values.load(first + 1));
+                key_cache.store(to + one, a);
+                key_cache.store(to + other, b);
+                value_cache.store(to + one, values.load(first + one));
+                value_cache.store(to + other, values.load(first + other));
             }
             at += threads;
         }
@@ -110,8 +115,19 @@ unsafe fn heads<const EACH: usize>(attention: &AttentionParameters) {
         for each in 0..EACH {
             query[each] = own(queries, first, each) * attention.scale;
         }
-        let (mut largest, mut total) = (f32::NEG_INFINITY, 0.0);
-        for position in 0..=u64::from(attention.position) + token {
+        // The sink is the first product, and its value adds nothing to the sums.
+        let (mut largest, mut total) = match attention.sinks {
+            0 => (f32::NEG_INFINITY, 0.0),
+            sinks => (numbers(sinks).load(head), 1.0),
+        };
+        let seen = u64::from(attention.position) + token + 1;
+        let window = u64::from(attention.window);
+        let oldest = if window == 0 || window > seen {
+            0
+        } else {
+            seen - window
+        };
+        for position in oldest..seen {
             let vector = (position * kv_heads + kv_head) * elements;
             let mut product = 0.0;
             for each in 0..EACH {

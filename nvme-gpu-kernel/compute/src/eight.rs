@@ -1,9 +1,11 @@
 //! Eight consecutive elements of a quantisation block, a quarter of it, decoded from 32-bit words.
 
+#[cfg(all(target_arch = "nvptx64", not(feature = "gemm")))]
+use crate::arch::chosen_bytes;
 #[cfg(target_arch = "nvptx64")]
 use crate::arch::{byte_number, funnel, of_half};
 #[cfg(not(target_arch = "nvptx64"))]
-use host::{byte_number, funnel, of_half};
+use host::{byte_number, chosen_bytes, funnel, of_half};
 use nvme_formats::StoredFormat;
 
 /// 2^23 plus the bias of a signed byte: 8-bit numbers are the low mantissa bits of such a float.
@@ -33,6 +35,26 @@ fn of_8_bits(word: u32) -> [f32; 4] {
 #[inline(always)]
 fn of_4_bits(word: u32, less: f32) -> [f32; 4] {
     bytes(word & 0x0F0F_0F0F, less)
+}
+
+/// Converts E2M1 numbers in the lower halves of four bytes to twice their values.
+#[cfg(any(test, feature = "lanes", not(feature = "gemm")))]
+#[inline(always)]
+fn of_e2m1(word: u32) -> [f32; 4] {
+    // The magnitudes 0 to 7, doubled, are bytes of two words; selectors are four neighbouring numbers of 4 bits.
+    let sizes = word & 0x0707_0707;
+    let pairs = (sizes | sizes >> 4) & 0x00FF_00FF;
+    let numbers = bytes(
+        chosen_bytes(0x0302_0100, 0x0C08_0604, pairs | pairs >> 8),
+        OF_Q4_1,
+    );
+    let sign = |number: f32, shift: u32| f32::from_bits(number.to_bits() | word << shift & 1 << 31);
+    [
+        sign(numbers[0], 28),
+        sign(numbers[1], 20),
+        sign(numbers[2], 12),
+        sign(numbers[3], 4),
+    ]
 }
 
 #[cfg(any(test, feature = "lanes", not(feature = "gemm")))]
@@ -95,6 +117,30 @@ impl EightElements {
         }
     }
 
+    /// Decodes elements 8 * `quarter` to 8 * `quarter` + 7 of the block of MXFP4 that begins at byte `byte`, which may
+    /// be odd; `half` and `word` as for [`of`](Self::of).
+    #[cfg(any(test, feature = "lanes", not(feature = "gemm")))]
+    #[inline(always)]
+    pub fn of_mxfp4(
+        (byte, quarter): (u32, u32),
+        half: impl Fn(u32) -> u16,
+        word: impl Fn(u32) -> u32,
+    ) -> Self {
+        let exponent = u32::from(half(byte & !1) >> (byte % 2 * 8)) & 0xFF;
+        // Half of 2^(e - 127), because the numbers are doubled; 2^-128 and 2^-127 are subnormal.
+        let scale = match exponent {
+            0 => 0x0020_0000,
+            1 => 0x0040_0000,
+            _ => (exponent - 1) << 23,
+        };
+        let shift = quarter / 2 * 4;
+        Self {
+            scale: f32::from_bits(scale),
+            least: None,
+            numbers: words(byte + 1 + quarter % 2 * 8, word).map(|word| of_e2m1(word >> shift)),
+        }
+    }
+
     /// Returns the elements, bit for bit those of [`StoredFormat::element`].
     #[cfg(any(test, feature = "gemm"))]
     #[inline(always)]
@@ -129,6 +175,11 @@ mod host {
         f32::from_bits(0x4B00_0000 | word >> (SELECT % 4 * 8) & 0xFF)
     }
 
+    pub fn chosen_bytes(low: u32, high: u32, selector: u32) -> u32 {
+        let all = (u64::from(high) << 32 | u64::from(low)).to_le_bytes();
+        u32::from_le_bytes([0, 4, 8, 12].map(|at| all[(selector >> at & 7) as usize]))
+    }
+
     pub fn funnel(low: u32, high: u32, shift: u32) -> u32 {
         ((u64::from(high) << 32 | u64::from(low)) >> shift) as u32
     }
@@ -137,7 +188,7 @@ mod host {
 #[cfg(test)]
 mod tests {
     use super::{EightElements, words};
-    use nvme_formats::StoredFormat;
+    use nvme_formats::{BlockFormat, StoredFormat};
 
     const UNITS: u32 = 9;
 
@@ -177,6 +228,33 @@ mod tests {
                 }
             }
         });
+    }
+
+    #[test]
+    fn blocks_of_mxfp4_begin_at_any_byte() {
+        let bytes: Vec<u8> = (0..200u32)
+            .map(|at| (at * 97 + at * at % 23) as u8)
+            .collect();
+        for (begin, scale) in [(0, 0), (1, 1), (2, 127), (3, 200), (21, 254)] {
+            let mut bytes = bytes.clone();
+            bytes[begin as usize] = scale;
+            let of = |at: u32| bytes[at as usize];
+            let half = |at: u32| {
+                assert!(at.is_multiple_of(2));
+                u16::from_le_bytes([0, 1].map(|i| of(at + i)))
+            };
+            let word = |at: u32| {
+                assert!(at.is_multiple_of(4));
+                u32::from_le_bytes([0, 1, 2, 3].map(|i| of(at + i)))
+            };
+            for quarter in 0..4 {
+                let eight = EightElements::of_mxfp4((begin, quarter), half, word);
+                for (i, found) in (quarter * 8..).zip(eight.values().as_flattened()) {
+                    let expected = BlockFormat::Mxfp4.value(i, |at| of(begin + at));
+                    assert_eq!(*found, expected, "{begin} {i}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 #![allow(unsafe_code)]
 
 use crate::arch::{FloatArray, exp, sqrt, sum_of_warp, thread, warp};
-use crate::{ArgmaxParameters, RmsNorm, SiluMul, index_of, ranked};
+use crate::{AddBias, ArgmaxParameters, RmsNorm, SiluMul, index_of, ranked};
+use core::num::NonZeroU64;
 use nvme_gpu_kernel::{arch, entry};
 
 entry! {
@@ -51,6 +52,25 @@ entry! {
         while at < silu.elements {
             let value = x.load(at);
             y.store(at, value / (1.0 + exp(-value)) * factor.load(at));
+            at += threads;
+        }
+    }
+}
+
+entry! {
+    /// Adds a bias to each vector. A thread takes one element a turn.
+    ///
+    /// # Safety
+    /// All memory that [`AddBias`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_add_bias(add: AddBias) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let (bias, y) = unsafe { (FloatArray::at(add.bias), FloatArray::at(add.y)) };
+        let Some(elements) = NonZeroU64::new(add.elements.into()) else {
+            return;
+        };
+        let (mut at, threads) = thread();
+        while at < elements.get() * u64::from(add.tokens) {
+            y.store(at, y.load(at) + bias.load(at % elements));
             at += threads;
         }
     }

@@ -17,6 +17,8 @@ pub const ROPE: &str = "nvme_rope";
 pub const ATTENTION: &str = "nvme_attention";
 /// Takes a [`SiluMul`](crate::SiluMul).
 pub const SILU_MUL: &str = "nvme_silu_mul";
+/// Takes an [`AddBias`](crate::AddBias).
+pub const ADD_BIAS: &str = "nvme_add_bias";
 /// Takes an [`ArgmaxParameters`](crate::ArgmaxParameters).
 pub const ARGMAX: &str = "nvme_argmax";
 /// Takes an [`ArgmaxParameters`](crate::ArgmaxParameters).
@@ -39,6 +41,9 @@ pub const MOE_PRODUCT_WIDE: &str = "nvme_moe_product_wide";
 /// [are quantised](crate::GemvParameters::is_quantised), and blocks as [`GEMV_QUANTISED`]. Of
 /// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
 pub const MOE_PRODUCT_QUANTISED: &str = "nvme_moe_product_quantised";
+/// Takes an [`experts::ActivateParameters`](crate::experts::ActivateParameters). Of
+/// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+pub const MOE_ACTIVATE: &str = "nvme_moe_activate";
 /// Takes a [`experts::JoinParameters`](crate::experts::JoinParameters). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
 pub const MOE_JOIN: &str = "nvme_moe_join";
 
@@ -74,7 +79,7 @@ pub const NGRAM_ROWS: &str = "nvme_ngram_rows";
 pub const NGRAM_COMMIT: &str = "nvme_ngram_commit";
 
 /// All kernels of [`PTX`](crate::PTX).
-pub const ALL: [&str; 10] = [
+pub const ALL: [&str; 11] = [
     GEMV,
     GEMV_WIDE,
     GEMV_QUANTISED,
@@ -82,18 +87,20 @@ pub const ALL: [&str; 10] = [
     ROPE,
     ATTENTION,
     SILU_MUL,
+    ADD_BIAS,
     ARGMAX,
     TAKE_TOKEN,
     UNPACK,
 ];
 
 /// All kernels of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
-pub const EXPERTS: [&str; 7] = [
+pub const EXPERTS: [&str; 8] = [
     MOE_ROUTE,
     MOE_ADMIT,
     MOE_SETTLE,
     MOE_PRODUCT,
     MOE_PRODUCT_WIDE,
     MOE_PRODUCT_QUANTISED,
+    MOE_ACTIVATE,
     MOE_JOIN,
 ];

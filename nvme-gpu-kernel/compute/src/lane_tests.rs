@@ -9,12 +9,12 @@ use crate::choose::ChoosePages;
 use crate::experts::cache::{ExpertCache, words};
 use crate::experts::reference::{probabilities, route};
 use crate::experts::{
-    AdmitParameters, ChosenExpert, ExpertLocations, JoinParameters, MATRICES, NO_SLOT,
-    ReplacementPolicy, RouteParameters, SettleParameters,
+    ActivateParameters, AdmitParameters, ChosenExpert, ExpertActivation, ExpertLocations,
+    JoinParameters, MATRICES, NO_SLOT, ReplacementPolicy, RouteParameters, SettleParameters,
 };
 use crate::{
-    ArgmaxParameters, AttentionParameters, BLOCK_THREADS, GemvParameters, RopeParameters, entries,
-    reference,
+    AddBias, ArgmaxParameters, AttentionParameters, BLOCK_THREADS, GemvParameters, RopeParameters,
+    entries, reference,
 };
 use nvme_core::sync::AtomicU32;
 use nvme_formats::StoredFormat;
@@ -277,17 +277,21 @@ fn results_of_experts_are_joined_by_their_own_weights() {
     let (x, before) = (numbers(4 * 3 * 300, 1), numbers(4 * 300, 2));
     let chosen: Vec<ChosenExpert> = numbers(12, 3)
         .into_iter()
-        .map(|weight| ChosenExpert {
+        .zip(0..)
+        .map(|(weight, at)| ChosenExpert {
             weight,
+            expert: at % 5,
             ..ChosenExpert::default()
         })
         .collect();
-    for adds in [0, 1] {
+    let bias = numbers(5 * 300, 4);
+    for (adds, has_bias) in [(0, false), (1, false), (1, true)] {
         let mut y = before.clone();
         let job = JoinParameters {
             chosen: address(&chosen),
             x: address(&x),
             y: address_mut(&mut y),
+            bias: if has_bias { address(&bias) } else { 0 },
             tokens: 4,
             choices: 3,
             elements: 300,
@@ -298,7 +302,12 @@ fn results_of_experts_are_joined_by_their_own_weights() {
             .map(|at| {
                 let (token, element) = (at / 300, at % 300);
                 let pairs = token * 3..token * 3 + 3;
-                let terms = pairs.map(|pair| chosen[pair].weight * x[pair * 300 + element]);
+                let of_expert = |pair: usize| match has_bias {
+                    true => bias[chosen[pair].expert as usize * 300 + element],
+                    false => 0.0,
+                };
+                let terms = pairs
+                    .map(|pair| chosen[pair].weight * (x[pair * 300 + element] + of_expert(pair)));
                 terms.sum::<f32>() + before[at] * adds as f32
             })
             .collect();
@@ -307,7 +316,78 @@ fn results_of_experts_are_joined_by_their_own_weights() {
 }
 
 #[test]
+fn gates_are_activated_with_the_biases_of_their_experts() {
+    let (gate, up) = (numbers(6 * 70, 1), numbers(6 * 70, 2));
+    let (gate_bias, up_bias) = (numbers(4 * 70, 3), numbers(4 * 70, 4));
+    let chosen = [0, 3, 3, 1, 0, 2].map(|expert| ChosenExpert {
+        expert,
+        ..ChosenExpert::default()
+    });
+    for activation in [
+        ExpertActivation::SwiGlu,
+        ExpertActivation::ClampedSwiGlu { limit: 0.3 },
+        ExpertActivation::GptOss {
+            limit: 0.4,
+            alpha: 1.702,
+        },
+    ] {
+        for (has_gate, has_up) in [(false, false), (true, true), (false, true)] {
+            let (mut found, mut expected) = (gate.clone(), gate.clone());
+            // The expert of the last pair is not loaded.
+            found[5 * 70..].fill(f32::NAN);
+            let (number, limit, alpha) = activation.numbers();
+            let job = ActivateParameters {
+                chosen: address(&chosen),
+                gate: address_mut(&mut found),
+                up: address(&up),
+                gate_bias: if has_gate { address(&gate_bias) } else { 0 },
+                up_bias: if has_up { address(&up_bias) } else { 0 },
+                elements: 70,
+                pairs: 6,
+                activation: number,
+                limit,
+                alpha,
+                reserved: 0,
+            };
+            launch(1, 0, entries::nvme_moe_activate, job);
+            for (at, gate) in expected.iter_mut().enumerate() {
+                let of_expert = chosen[at / 70].expert as usize * 70 + at % 70;
+                let bias = |has, bias: &[f32]| if has { bias[of_expert] } else { 0.0 };
+                let up = up[at] + bias(has_up, &up_bias);
+                *gate = activation.value(*gate + bias(has_gate, &gate_bias), up);
+            }
+            near(&found[..5 * 70], &expected[..5 * 70]);
+            assert!(found[5 * 70..].iter().all(|gate| gate.is_nan()));
+        }
+    }
+}
+
+#[test]
+fn a_bias_is_added_to_every_vector() {
+    let (bias, before) = (numbers(70, 1), numbers(3 * 70, 2));
+    let mut y = before.clone();
+    let job = AddBias {
+        bias: address(&bias),
+        y: address_mut(&mut y),
+        elements: 70,
+        tokens: 3,
+    };
+    launch(1, 0, entries::nvme_add_bias, job);
+    let expected = before.iter().zip(bias.iter().cycle());
+    near(&y, &expected.map(|(y, bias)| y + bias).collect::<Vec<_>>());
+}
+
+#[test]
 fn heads_are_turned_and_attended_to_as_on_the_cpu() {
+    for halves in [false, true] {
+        for (sinks, window) in [(false, 0), (true, 0), (true, 2), (false, 1), (true, 9)] {
+            turned_and_attended(halves, sinks, window);
+        }
+    }
+}
+
+/// Compares both kernels with the CPU; a window of 0 positions is none.
+fn turned_and_attended(halves: bool, has_sinks: bool, window: u32) {
     const ELEMENTS: usize = 96;
     let (heads, kv_heads, position, tokens) = (6, 2, 3u32, 2usize);
     let angles = reference::angles(position + 2, ELEMENTS as u32, 10_000.0);
@@ -333,7 +413,7 @@ fn heads_are_turned_and_attended_to_as_on_the_cpu() {
         heads: heads as u32,
         kv_heads: kv_heads as u32,
         head_elements: ELEMENTS as u32,
-        ..RopeParameters::default()
+        halves: halves.into(),
     };
     launch(2, 0, entries::nvme_rope, rope);
     let first = position as usize * stride;
@@ -349,13 +429,17 @@ fn heads_are_turned_and_attended_to_as_on_the_cpu() {
             .chunks_mut(ELEMENTS)
             .chain(of_keys.chunks_mut(ELEMENTS))
         {
-            reference::turn(head, angles);
+            match halves {
+                true => reference::turn_halves(head, angles),
+                false => reference::turn(head, angles),
+            }
         }
     }
     near(&turned, &expected);
     near(&key_cache, &expected_keys);
     near(&value_cache, &expected_values);
 
+    let sinks = numbers(heads, 6);
     let mut y = vec![0.0f32; turned.len()];
     let attention = AttentionParameters {
         queries: address(&turned),
@@ -368,16 +452,25 @@ fn heads_are_turned_and_attended_to_as_on_the_cpu() {
         kv_heads: kv_heads as u32,
         head_elements: ELEMENTS as u32,
         scale: 0.2,
+        sinks: if has_sinks { address(&sinks) } else { 0 },
+        window,
+        reserved: 0,
     };
     launch(1, 0, entries::nvme_attention, attention);
     let mut attended = vec![0.0f32; y.len()];
     for (at, y) in attended.chunks_mut(ELEMENTS).enumerate() {
         let (token, head) = (at / heads, at % heads);
-        let from = head * kv_heads / heads * ELEMENTS;
-        let until = (position as usize + token + 1) * stride;
+        let seen = position as usize + token + 1;
+        let oldest = match window {
+            0 => 0,
+            window => seen.saturating_sub(window as usize),
+        };
+        let from = oldest * stride + head * kv_heads / heads * ELEMENTS;
+        let until = seen * stride;
         let (keys, values) = (&key_cache[from..until], &value_cache[from..until]);
         let query = &turned[at * ELEMENTS..][..ELEMENTS];
-        reference::attend(query, keys, values, stride, 0.2, y);
+        let sink = has_sinks.then(|| sinks[head]);
+        reference::attend(query, (keys, values), stride, 0.2, sink, y);
     }
     near(&y, &attended);
 }
@@ -412,6 +505,7 @@ fn products_are_those_of_the_cpu_in_every_format() {
         (StoredFormat::Q4_0, 672, 35),
         (StoredFormat::Q4_1, 96, 35),
         (StoredFormat::Q6K, 512, 11),
+        (StoredFormat::Mxfp4, 960, 11),
     ] {
         let row_bytes = stored.row_bytes(columns).unwrap() as usize;
         let mut throw = dice(columns.into());
@@ -420,8 +514,15 @@ fn products_are_those_of_the_cpu_in_every_format() {
             .map(|_| throw(1 << 10) as u16 | 0x3800)
             .collect();
         let x = numbers(2 * columns as usize, 11);
-        let words = &words[..];
         let skip = words.as_ptr().align_offset(16);
+        let mut words = words;
+        if stored == StoredFormat::Mxfp4 {
+            // Scales of 2^-7: the first byte and byte 17 of a pair of blocks.
+            for pair in words[skip..].chunks_exact_mut(17) {
+                (pair[0], pair[8]) = (pair[0] & 0xFF00 | 120, pair[8] & 0xFF | 120 << 8);
+            }
+        }
+        let words = &words[..];
         let begin = address(&words[skip..]);
         let matrix = &words[skip..][..row_bytes * rows / 2];
         let bytes: Vec<u8> = matrix.iter().flat_map(|word| word.to_le_bytes()).collect();

@@ -127,7 +127,8 @@ use nvme_gpu_kernel::ring::RowSplit;
 use nvme_gpu_kernel::rows::GatherLaunch;
 
 pub use parameters::{
-    ArgmaxParameters, AttentionParameters, RmsNorm, RopeParameters, SiluMul, UnpackParameters,
+    AddBias, ArgmaxParameters, AttentionParameters, RmsNorm, RopeParameters, SiluMul,
+    UnpackParameters,
 };
 
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
@@ -186,10 +187,12 @@ pub const LINEAR_PTX: &str = include_str!("../ptx/linear.ptx");
 pub mod entries {
     pub use crate::attention::{nvme_attention, nvme_rope};
     pub use crate::choose::{nvme_choose_pages, nvme_page_summaries, nvme_score_pages};
-    pub use crate::elements::{nvme_argmax, nvme_rms_norm, nvme_silu_mul, nvme_take_token};
+    pub use crate::elements::{
+        nvme_add_bias, nvme_argmax, nvme_rms_norm, nvme_silu_mul, nvme_take_token,
+    };
     pub use crate::experts::{
-        nvme_moe_admit, nvme_moe_join, nvme_moe_product, nvme_moe_product_quantised,
-        nvme_moe_product_wide, nvme_moe_route, nvme_moe_settle,
+        nvme_moe_activate, nvme_moe_admit, nvme_moe_join, nvme_moe_product,
+        nvme_moe_product_quantised, nvme_moe_product_wide, nvme_moe_route, nvme_moe_settle,
     };
     pub use crate::gathered::nvme_gemv_gathered;
     pub use crate::gemm::kernel::{nvme_gemm, nvme_gemm_clear, nvme_gemm_streamed};

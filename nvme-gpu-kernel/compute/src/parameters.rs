@@ -40,8 +40,8 @@ pub struct RmsNorm {
     pub reserved: u32,
 }
 
-/// Parameters of the rotary position embedding (RoPE): rotates queries and keys by their positions,
-/// neighbouring elements as pairs, and writes keys and values into the cache.
+/// Parameters of the rotary position embedding (RoPE): rotates queries and keys by their positions, and writes keys and
+/// values into the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct RopeParameters {
@@ -67,11 +67,13 @@ pub struct RopeParameters {
     pub kv_heads: u32,
     /// Elements of a head, even.
     pub head_elements: u32,
-    /// Reserved, 0.
-    pub reserved: u32,
+    /// 0 if neighbouring elements are a pair, as in files of Llama; 1 if element `i` and element
+    /// `head_elements / 2 + i` are, as in Qwen3 and gpt-oss.
+    pub halves: u32,
 }
 
-/// Parameters of causal attention: each query over the keys of its position and of earlier ones.
+/// Parameters of causal attention: each query over the keys of its position and of earlier ones, and over a sink that has
+/// no value.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct AttentionParameters {
@@ -83,6 +85,9 @@ pub struct AttentionParameters {
     pub value_cache: u64,
     /// Address of the results, in the layout of the queries.
     pub y: u64,
+    /// Address of a number for each head of queries, which joins the softmax as the product of a key whose value is 0; 0
+    /// for none.
+    pub sinks: u64,
     /// Position of the first token.
     pub position: u32,
     /// Number of tokens.
@@ -95,6 +100,24 @@ pub struct AttentionParameters {
     pub head_elements: u32,
     /// Factor of the products of queries and keys.
     pub scale: f32,
+    /// Number of positions that a query sees, its own and those before it; 0 for all.
+    pub window: u32,
+    /// Reserved, 0.
+    pub reserved: u32,
+}
+
+/// Parameters of `y[t] += bias` for each vector.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct AddBias {
+    /// Address of `elements` numbers.
+    pub bias: u64,
+    /// Address of `tokens` vectors of `elements` elements.
+    pub y: u64,
+    /// Elements of a vector.
+    pub elements: u32,
+    /// Number of vectors.
+    pub tokens: u32,
 }
 
 /// Parameters of `y = x / (1 + exp(-x)) * factor`, element by element.

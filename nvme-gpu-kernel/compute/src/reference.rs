@@ -66,36 +66,55 @@ pub fn turn(head: &mut [f32], angles: &[f32]) {
     }
 }
 
+/// Rotates a head as [`turn`] does, the elements of its first half and of its second half as pairs.
+pub fn turn_halves(head: &mut [f32], angles: &[f32]) {
+    let (first, second) = head.split_at_mut(head.len() / 2);
+    let pairs = first.iter_mut().zip(second);
+    for ((a, b), [cos, sin]) in pairs.zip(angles.as_chunks::<2>().0) {
+        (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+    }
+}
+
 /// Returns cosine and sine of each pair of each of `positions` positions, for [`turn`] and
 /// [`RopeParameters::angles`](crate::RopeParameters::angles).
 pub fn angles(positions: u32, head_elements: u32, base: f64) -> Vec<f32> {
-    let pairs = head_elements / 2;
-    let of = |position: u32, pair: u32| {
-        let exponent = -2.0 * f64::from(pair) / f64::from(head_elements);
-        let angle = f64::from(position) * base.powf(exponent);
-        [angle.cos() as f32, angle.sin() as f32]
+    angles_of(positions, &frequencies(head_elements, base), 1.0)
+}
+
+/// Returns the angle of each pair from one position to the next.
+pub fn frequencies(head_elements: u32, base: f64) -> Vec<f64> {
+    let of = |pair: u32| base.powf(-2.0 * f64::from(pair) / f64::from(head_elements));
+    (0..head_elements / 2).map(of).collect()
+}
+
+/// Returns the angles of pairs with these frequencies, as [`angles`] does, the cosines and sines times `magnitude`.
+pub fn angles_of(positions: u32, frequencies: &[f64], magnitude: f64) -> Vec<f32> {
+    let of = |position: u32, frequency: f64| {
+        let angle = f64::from(position) * frequency;
+        [angle.cos() * magnitude, angle.sin() * magnitude].map(|number| number as f32)
     };
     (0..positions)
-        .flat_map(|position| (0..pairs).flat_map(move |pair| of(position, pair)))
+        .flat_map(|position| frequencies.iter().flat_map(move |one| of(position, *one)))
         .collect()
 }
 
 /// Computes attention of one head of a query over the keys and values of its kind, `stride` elements apart
-/// for each position.
+/// for each position, and over a `sink`.
 pub fn attend(
     query: &[f32],
-    keys: &[f32],
-    values: &[f32],
+    (keys, values): (&[f32], &[f32]),
     stride: usize,
     scale: f32,
+    sink: Option<f32>,
     y: &mut [f32],
 ) {
     let products: Vec<f32> = keys
         .chunks(stride)
         .map(|key| query.iter().zip(key).map(|(a, b)| a * scale * b).sum())
         .collect();
-    let largest = products.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut total = 0.0;
+    let first = sink.unwrap_or(f32::NEG_INFINITY);
+    let largest = products.iter().copied().fold(first, f32::max);
+    let mut total = sink.map_or(0.0, |sink| (sink - largest).exp());
     y.fill(0.0);
     for (product, value) in products.iter().zip(values.chunks(stride)) {
         let weight = (product - largest).exp();
@@ -169,18 +188,24 @@ mod tests {
         }
         assert!((once[0].hypot(once[1]) - 5f32.sqrt()).abs() < 1e-5);
         assert_eq!(&angles[..4], [1.0, 0.0, 1.0, 0.0]);
+        let mut halves = [1.0, 3.0, 2.0, 4.0];
+        turn_halves(&mut halves, of(5));
+        assert_eq!([halves[0], halves[2], halves[1], halves[3]], once);
     }
 
     #[test]
     fn attention_weighs_values_by_the_products() {
         let (keys, values) = ([1.0, 0.0, 0.0, 1.0], [10.0, 20.0, 30.0, 40.0]);
         let mut y = [0.0; 2];
-        attend(&[0.0, 0.0], &keys, &values, 2, 1.0, &mut y);
+        attend(&[0.0, 0.0], (&keys, &values), 2, 1.0, None, &mut y);
         assert_eq!(y, [20.0, 30.0]);
         // e^2 to 1.
-        attend(&[4.0, 0.0], &keys, &values, 2, 0.5, &mut y);
+        attend(&[4.0, 0.0], (&keys, &values), 2, 0.5, None, &mut y);
         let share = 1.0 / (1.0 + 2f32.exp());
         assert!((y[0] - (10.0 + 20.0 * share)).abs() < 1e-4);
+        // A sink takes its share, and adds no value.
+        attend(&[0.0, 0.0], (&keys, &values), 2, 1.0, Some(0.0), &mut y);
+        assert!((y[0] - 40.0 / 3.0).abs() < 1e-4 && (y[1] - 20.0).abs() < 1e-4);
     }
 
     #[test]

@@ -16,12 +16,24 @@ pub fn sum_of_units(
     units: u32,
     (x, first): (FloatArray, u64),
 ) -> f32 {
-    if stored.has_unit_scales() {
-        return match stored {
-            StoredFormat::Q4_0 => quarters_of(StoredFormat::Q4_0, window, byte, units, (x, first)),
-            StoredFormat::Q4_1 => quarters_of(StoredFormat::Q4_1, window, byte, units, (x, first)),
-            _ => quarters_of(StoredFormat::Q8_0, window, byte, units, (x, first)),
-        };
+    let (half, word) = (|at| window.half(at), |at| window.word(at));
+    let of = |stored: StoredFormat, unit: u32, quarter| {
+        let (_, bytes) = stored.block();
+        EightElements::of(stored, (byte + unit * bytes, quarter), half, word)
+    };
+    let of_mxfp4 = |unit, quarter| EightElements::of_mxfp4((byte + unit * 17, quarter), half, word);
+    match stored {
+        StoredFormat::Q4_0 => {
+            return quarters_of(units, (x, first), |a, b| of(StoredFormat::Q4_0, a, b));
+        }
+        StoredFormat::Q4_1 => {
+            return quarters_of(units, (x, first), |a, b| of(StoredFormat::Q4_1, a, b));
+        }
+        StoredFormat::Q8_0 => {
+            return quarters_of(units, (x, first), |a, b| of(StoredFormat::Q8_0, a, b));
+        }
+        StoredFormat::Mxfp4 => return quarters_of(units, (x, first), of_mxfp4),
+        _ => {}
     }
     let first = first + u64::from(arch::lane());
     let x = |unit: u32| x.load(first + u64::from(unit * UNIT));
@@ -65,22 +77,17 @@ fn sum_of(
 }
 
 /// Sums over quarters of units: four lanes have a unit, the warp eight in one step, and the loads of sixteen
-/// overlap.
+/// overlap. `eight` decodes a quarter of a unit.
 #[inline(always)]
 fn quarters_of(
-    stored: StoredFormat,
-    window: Window,
-    byte: u32,
     units: u32,
     (x, first): (FloatArray, u64),
+    eight: impl Fn(u32, u32) -> EightElements,
 ) -> f32 {
-    let (_, bytes) = stored.block();
-    let (half, word) = (|at| window.half(at), |at| window.word(at));
     let (quarter, mut unit) = (arch::lane() % 4, arch::lane() / 4);
     let product = |unit: u32| {
-        let eight = EightElements::of(stored, (byte + unit * bytes, quarter), half, word);
         let first = first + u64::from(unit * UNIT + quarter * 8);
-        eight.dot([x.four(first), x.four(first + 4)])
+        eight(unit, quarter).dot([x.four(first), x.four(first + 4)])
     };
     let (mut a, mut b) = (0.0, 0.0);
     while unit + 8 < units {

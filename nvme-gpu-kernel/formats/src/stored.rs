@@ -1,6 +1,7 @@
 //! Rows of matrices in their stored formats, decoded 32 elements at once, for products with a vector.
 //! Roundings are those of ggml, so that an implementation with the same weights chooses the same tokens.
 
+use crate::BlockFormat;
 use crate::wide::{f32_of_bf16, f32_of_f16};
 
 /// Elements of a unit: each row is whole units.
@@ -29,11 +30,13 @@ pub enum StoredFormat {
     Q6K = 14,
     /// The upper half of binary32.
     Bf16 = 30,
+    /// As [`BlockFormat::Mxfp4`](crate::BlockFormat::Mxfp4), in pairs of blocks: 17 bytes are not whole 16-bit words.
+    Mxfp4 = 39,
 }
 
 impl StoredFormat {
     /// All formats.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::F32,
         Self::F16,
         Self::Q4_0,
@@ -42,6 +45,7 @@ impl StoredFormat {
         Self::Q4K,
         Self::Q6K,
         Self::Bf16,
+        Self::Mxfp4,
     ];
 
     /// Returns the format with this number.
@@ -56,6 +60,7 @@ impl StoredFormat {
             12 => Self::Q4K,
             14 => Self::Q6K,
             30 => Self::Bf16,
+            39 => Self::Mxfp4,
             _ => return None,
         })
     }
@@ -71,6 +76,7 @@ impl StoredFormat {
             Self::Q4K => "q4k",
             Self::Q6K => "q6k",
             Self::Bf16 => "bf16",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 
@@ -85,6 +91,7 @@ impl StoredFormat {
             Self::Q8_0 => (32, 34),
             Self::Q4K => (256, 144),
             Self::Q6K => (256, 210),
+            Self::Mxfp4 => (64, 34),
         }
     }
 
@@ -169,6 +176,11 @@ impl StoredFormat {
                     take(2 * pair + 1, scale * f32::from(number(low >> 8, high >> 8)));
                 }
             }
+            Self::Mxfp4 => {
+                for i in 0..UNIT {
+                    take(i, mxfp4(&half, unit, i));
+                }
+            }
         }
     }
 
@@ -213,6 +225,7 @@ impl StoredFormat {
                 let scale = f32_of_f16(half(block + 104)) * f32::from(scale);
                 scale * f32::from(i16::from(number) - 32)
             }
+            Self::Mxfp4 => mxfp4(&half, unit, i),
         }
     }
 
@@ -266,6 +279,13 @@ fn scales_of_q4k(half: &impl Fn(u32) -> u16, block: u32, group: u32) -> (f32, f3
     (of(0, scale), of(1, least))
 }
 
+/// Returns element `i` of unit `unit` of a row of MXFP4.
+#[inline(always)]
+fn mxfp4(half: &impl Fn(u32) -> u16, unit: u32, i: u32) -> f32 {
+    let (pair, first) = (unit / 2 * 17, unit % 2 * 17);
+    BlockFormat::Mxfp4.value(i, |at| byte_of(half, pair, first + at))
+}
+
 /// Returns byte `at` of the block whose first word is `block`.
 #[inline(always)]
 fn byte_of(half: &impl Fn(u32) -> u16, block: u32, at: u32) -> u8 {
@@ -293,10 +313,15 @@ mod tests {
             StoredFormat::Q6K => &[208],
             StoredFormat::F32 => &[2],
             StoredFormat::F16 | StoredFormat::Bf16 => &[0],
+            StoredFormat::Mxfp4 => &[],
         };
         for block in row.chunks_exact_mut(bytes as usize) {
             for at in scales {
                 block[at + 1] &= 0xBF;
+            }
+            if stored == StoredFormat::Mxfp4 {
+                // From 2^-127, a subnormal number, up.
+                (block[0], block[17]) = (block[0] % 130, block[17] % 130);
             }
         }
         row
@@ -319,6 +344,7 @@ mod tests {
             StoredFormat::Q8_0 => of(Format::Q8_0),
             StoredFormat::Q4K => of_block(BlockFormat::Q4K),
             StoredFormat::Q6K => of_block(BlockFormat::Q6K),
+            StoredFormat::Mxfp4 => of_block(BlockFormat::Mxfp4),
         }
     }
 
@@ -349,6 +375,8 @@ mod tests {
         assert_eq!(StoredFormat::Q6K.row_bytes(256), Some(210));
         assert_eq!(StoredFormat::Q6K.row_bytes(288), None);
         assert_eq!(StoredFormat::F16.row_bytes(16), None);
+        assert_eq!(StoredFormat::Mxfp4.row_bytes(2880), Some(1530));
+        assert_eq!(StoredFormat::Mxfp4.row_bytes(96), None);
         for stored in StoredFormat::ALL {
             assert_eq!(StoredFormat::of_number(stored as u32), Some(stored));
         }

@@ -12,8 +12,8 @@ use nvme_compute::random_weights::{self, StoredFormat};
 use nvme_host::Store;
 use nvme_host::cuda::{CudaGraph, DeviceMemory, PendingRows, RowFailures, Stream};
 use nvme_models::experts::{
-    CacheOptions, ExpertLayers, ExpertMatrices, ExpertShape, ExpertStep, GpuExperts,
-    ReplacementPolicy, balance, check,
+    CacheOptions, ExpertActivation, ExpertLayers, ExpertMatrices, ExpertShape, ExpertStep,
+    GpuExperts, ReplacementPolicy, balance, check,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,6 +32,7 @@ const SMALL: ExpertShape = ExpertShape {
     experts: 9,
     choices: 3,
     over_all: false,
+    activation: ExpertActivation::SwiGlu,
 };
 
 pub fn all(report: &mut Report, bench: &Bench) {
@@ -176,6 +177,7 @@ impl Drive {
             x: self.x.address(),
             y: self.y.address(),
             adds: job.adds,
+            biases: [0; 3],
             probabilities: self.probabilities.address(),
         };
         // SAFETY: the memory belongs to the drive, which waits for each step.
@@ -199,7 +201,7 @@ impl Drive {
     /// Checks each element: right, or its whole token is NaN. How many are.
     fn check(&self, job: &Job) -> Outcome<usize> {
         let (shape, found) = (self.experts.shape(), numbers_of(&self.y)?);
-        let computed = self.sound.compute(job.layer, &job.logits, &job.x);
+        let computed = self.sound.compute(job.layer, &job.logits, &job.x, None);
         let computed = computed.map_err(text)?;
         let width = shape.width as usize;
         let mut lost = 0;
@@ -282,6 +284,7 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
             width: 32,
             hidden: 32,
             over_all: true,
+            activation: ExpertActivation::ClampedSwiGlu { limit: 0.2 },
         },
         ExpertShape {
             width: 256,
@@ -289,6 +292,10 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
             experts: 6,
             choices: 2,
             over_all: true,
+            activation: ExpertActivation::GptOss {
+                limit: 7.0,
+                alpha: 1.702,
+            },
         },
     ] {
         let drive = Drive::new(

@@ -8,7 +8,7 @@ use crate::report::{Outcome, Report};
 use nvme_host::cuda::RowsOptions;
 use nvme_host::store::GpuOptions;
 use nvme_host::{Catalog, Store, StoreOptions};
-use nvme_models::llama::{ExpertMixture, Llama, ModelConfig, ModelOptions};
+use nvme_models::llama::{ExpertMixture, Llama, ModelConfig, ModelFamily, ModelOptions};
 use nvme_models::synthetic::{StoredFormat, SyntheticModel};
 use std::sync::Arc;
 
@@ -39,6 +39,13 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("model/mixture", |_| {
         compare(bench, DRIVE, (StoredFormat::Q4_0, MIXTURE), 70)
     });
+    for family in ModelFamily::ALL {
+        report.test(&format!("model/{}", family.name()), |_| {
+            let bytes = written(&SyntheticModel::of_family(family))?;
+            // More positions than a window has.
+            compare_files(bench, DRIVE, &bytes, 70)
+        });
+    }
     report.test("model/errors", |_| errors(bench, None));
     report.test("model/mixture-errors", |_| errors(bench, MIXTURE));
 }
@@ -57,11 +64,16 @@ fn bytes_of(stored: StoredFormat, experts: Option<ExpertMixture>) -> Outcome<Vec
             epsilon: 1e-5,
             rope_base: 10_000.0,
             experts,
+            ..ModelConfig::default()
         },
         stored,
         stored_head: StoredFormat::Q8_0,
         seed: 9,
     };
+    written(&model)
+}
+
+fn written(model: &SyntheticModel) -> Outcome<Vec<u8>> {
     let mut bytes = Vec::new();
     let written = model.write(&mut bytes, &mut |_| ());
     written.map_err(|error| error.to_string())?;
@@ -113,7 +125,8 @@ fn open(device: &str, gpu: Option<u32>, bytes: &[u8]) -> nvme_host::Result<Llama
 }
 
 fn prompt(length: u32) -> Vec<u32> {
-    (0..length).map(|at| at * 37 % 1000).collect()
+    // Every vocabulary here has 400 tokens at least.
+    (0..length).map(|at| at * 37 % 400).collect()
 }
 
 /// Tokens that follow a prompt, and the numbers of the last.
@@ -131,10 +144,14 @@ fn compare(
     (stored, experts): (StoredFormat, Option<ExpertMixture>),
     length: u32,
 ) -> Outcome<String> {
-    let bytes = bytes_of(stored, experts)?;
-    let mut of_cpu = open("sim:mem?size=16MiB", None, &bytes).map_err(text)?;
+    compare_files(bench, device, &bytes_of(stored, experts)?, length)
+}
+
+/// Compares the tokens of the CPU and of the GPU for a file.
+fn compare_files(bench: &Bench, device: &str, bytes: &[u8], length: u32) -> Outcome<String> {
+    let mut of_cpu = open("sim:mem?size=16MiB", None, bytes).map_err(text)?;
     let (expected, cpu) = follow(&mut of_cpu, &prompt(length)).map_err(text)?;
-    let mut of_gpu = open(device, Some(bench.gpu.index()), &bytes).map_err(text)?;
+    let mut of_gpu = open(device, Some(bench.gpu.index()), bytes).map_err(text)?;
     let (tokens, gpu) = follow(&mut of_gpu, &prompt(length)).map_err(text)?;
     if tokens != expected {
         return Err(format!("{tokens:?}, of the CPU {expected:?}"));

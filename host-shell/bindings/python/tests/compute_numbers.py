@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-BLOCKS = {"q4_0": (32, 18), "q4_1": (32, 20), "q8_0": (32, 34), "q4_k": (256, 144), "q6_k": (256, 210)}
+BLOCKS = {"q4_0": (32, 18), "q4_1": (32, 20), "q8_0": (32, 34), "q4_k": (256, 144), "q6_k": (256, 210), "mxfp4": (64, 34)}
 FLOATS = {"float32": 4, "float16": 2, "bfloat16": 2}
 FORMATS = [*FLOATS, *BLOCKS]
 # Where the scales of a block lie.
-SCALES = {"q4_0": (0,), "q4_1": (0, 2), "q8_0": (0,), "q4_k": (0, 2), "q6_k": (208,)}
+SCALES = {"q4_0": (0,), "q4_1": (0, 2), "q8_0": (0,), "q4_k": (0, 2), "q6_k": (208,), "mxfp4": ()}
 
 
 def of_bf16(halves):
@@ -37,6 +37,8 @@ def weights(name, rows, columns, seed=0):
     for at in SCALES[name]:
         scale = dice.uniform(-0.1, 0.1, blocks.shape[:2]).astype(np.float16)
         blocks[..., at : at + 2] = scale[..., None].view(np.uint8)
+    if name == "mxfp4":
+        blocks[..., [0, 17]] = dice.integers(119, 125, (*blocks.shape[:2], 2), dtype=np.uint8)
     return blocks.reshape(rows, columns // elements * nbytes), unpacked(name, blocks).reshape(rows, columns)
 
 
@@ -49,6 +51,11 @@ def unpacked(name, blocks):
     def nibbles(part):
         return np.concatenate([part & 15, part >> 4], -1).astype(np.float32)
 
+    if name == "mxfp4":
+        pair = blocks.reshape(*blocks.shape[:-1], 2, 17)
+        sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+        scale = np.ldexp(np.float32(1), pair[..., :1].astype(np.int32) - 127)
+        return (scale * sizes[nibbles(pair[..., 1:]).astype(np.int32)]).reshape(*blocks.shape[:-1], 64)
     if name == "q8_0":
         return half(0) * blocks[..., 2:].view(np.int8).astype(np.float32)
     if name == "q4_0":

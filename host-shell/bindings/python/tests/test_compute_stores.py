@@ -433,6 +433,32 @@ def test_experts_that_were_chosen_are_read_and_computed(place, over_all, policy)
                 experts.counts()
 
 
+@pytest.mark.parametrize("limits", [{}, {"limit": 0.5}, {"limit": 7, "alpha": 1.702}])
+def test_biases_and_the_activation_are_those_of_the_model(place, limits):
+    with place.open() as store:
+        placed, values = layers(store, [("mxfp4", "mxfp4", "q8_0")])
+        experts = experts_of(store, placed, place.gpu, **limits)
+        x, logits = dice(3, WIDTH, seed=1), dice(3, COUNT, seed=2)
+        biases = [dice(COUNT, rows, seed=rows + at) for at, rows in enumerate((HIDDEN, HIDDEN, WIDTH))]
+        found = experts.compute(0, place(logits), place(x), biases=[place(bias) for bias in biases], check="now")
+        want = np.zeros((3, WIDTH))
+        for token, vector in enumerate(x.astype(np.float64)):
+            best = np.argsort(-logits[token], kind="stable")[:2]
+            for expert, weight in zip(best, numbers.softmax(logits[token, best].astype(np.float64))):
+                gate, up = (values[0][at][expert] @ vector + biases[at][expert] for at in (0, 1))
+                if limits:
+                    gate, up = np.minimum(gate, limits["limit"]), np.clip(up, -limits["limit"], limits["limit"])
+                sigmoid = 1 / (1 + np.exp(-gate * limits.get("alpha", 1)))
+                hidden = gate * sigmoid * (up + ("alpha" in limits))
+                want[token] += weight * (values[0][2][expert] @ hidden + biases[2][expert])
+        close(found.cpu(), want, np.abs(want).max() * 10)
+        for wrong, cause in [(biases[:2], "2 biases are given"), ([biases[2]] * 3, "a bias has the shape")]:
+            with pytest.raises(nvme_gpu.Usage, match=cause):
+                experts.compute(0, place(logits), place(x), biases=[place(bias) for bias in wrong])
+        with pytest.raises(nvme_gpu.Usage, match="alpha is given without a limit"):
+            experts_of(store, placed, False, alpha=1.0)
+
+
 def test_tokens_whose_experts_are_not_read_are_no_numbers(place):
     with place.open(f"{BAD},nth=1-1000") as store:
         placed = [[(0, "float32")] * 3]

@@ -105,10 +105,16 @@ OPERATIONS = {
         lambda store, at: _native.KvPages(store._native, 0, 4, (1, 8, 512, False)).attend_on_gpu((2, 2, 2, False), at, 1.0, 0),
     ),
     "experts": (
-        [read("logits", 4), read("x", 32), written("y", 32), written("probabilities", 4)],
+        [read("logits", 4), read("x", 32), written("y", 32), written("probabilities", 4)]
+        + [read("the bias of gate", 128), read("the bias of up", 128), read("the bias of down", 128)],
         lambda store, at: _native.Experts(
-            store._native, [((0, F32), (1 << 20, F32), (2 << 20, F32))], (32, 32, 4, 2), False, (1 << 20, "lru", [], 1)
-        ).step_on_gpu((0, 1), at, False, 0),
+            store._native,
+            [((0, F32), (1 << 20, F32), (2 << 20, F32))],
+            (32, 32, 4, 2),
+            False,
+            (None, None),
+            (1 << 20, "lru", [], 1),
+        ).step_on_gpu((0, 1), at[:4], list(at[4:]), False, 0),
     ),
     "search": (
         [read("queries", 16), written("ids", 6, "<i8"), written("distances", 6)]

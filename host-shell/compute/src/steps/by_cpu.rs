@@ -130,13 +130,14 @@ pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) -> Resul
     Ok(())
 }
 
-/// Rotates queries and keys by their positions, and stores keys and values in the cache.
+/// Rotates queries and keys by their positions, and stores keys and values in the cache. Pairs are neighbouring elements,
+/// or with `halves` an element of a head's first half and one of its second.
 ///
 /// # Errors
 /// [`Error::Usage`] for heads of an odd number of elements, and lengths that do not fit.
 pub fn rope(
     shape: TokenHeads,
-    angles: &[f32],
+    (angles, halves): (&[f32], bool),
     queries: &mut [f32],
     (keys, values): (&[f32], &[f32]),
     (key_cache, value_cache): (&mut [f32], &mut [f32]),
@@ -159,7 +160,10 @@ pub fn rope(
     for token in 0..tokens {
         let at = shape.position as usize + token;
         let angles = &angles[at * elements..][..elements];
-        let turn = |head: &mut [f32]| reference::turn(head, angles);
+        let turn = |head: &mut [f32]| match halves {
+            true => reference::turn_halves(head, angles),
+            false => reference::turn(head, angles),
+        };
         let query = &mut queries[token * shape.queries()..][..shape.queries()];
         query.chunks_mut(elements).for_each(turn);
         let key = &mut key_cache[at * cached..][..cached];
@@ -170,6 +174,17 @@ pub fn rope(
     Ok(())
 }
 
+/// The rule by which a query attends to keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct AttentionRule<'a> {
+    /// Factor of the products of queries and keys.
+    pub scale: f32,
+    /// Number of positions that a query sees, its own and those before it; 0 for all.
+    pub window: u32,
+    /// For each head of queries a product with a key that has no value.
+    pub sinks: Option<&'a [f32]>,
+}
+
 /// Computes the attention of each query over the keys up to its position.
 ///
 /// # Errors
@@ -178,7 +193,7 @@ pub fn attention(
     shape: TokenHeads,
     queries: &[f32],
     (key_cache, value_cache): (&[f32], &[f32]),
-    scale: f32,
+    rule: AttentionRule<'_>,
     y: &mut [f32],
 ) -> Result<()> {
     let (heads, kv_heads) = (shape.heads as usize, shape.kv_heads as usize);
@@ -200,13 +215,20 @@ pub fn attention(
     let places = shape.positions() * cached;
     check_least("the cache of keys", key_cache.len(), places)?;
     check_least("the cache of values", value_cache.len(), places)?;
+    check("sinks", rule.sinks.map_or(heads, <[f32]>::len), heads)?;
     let each = y.par_chunks_mut(elements).zip(queries.par_chunks(elements));
     each.enumerate().for_each(|(index, (y, query))| {
         let (token, head) = (index / heads, index % heads);
-        let first = head * kv_heads / heads * elements;
-        let seen = (shape.position as usize + token + 1) * cached;
-        let (keys, values) = (&key_cache[first..seen], &value_cache[first..seen]);
-        reference::attend(query, keys, values, cached, scale, y);
+        let seen = shape.position as usize + token + 1;
+        let oldest = match rule.window {
+            0 => 0,
+            window => seen.saturating_sub(window as usize),
+        };
+        let first = oldest * cached + head * kv_heads / heads * elements;
+        let seen = seen * cached;
+        let caches = (&key_cache[first..seen], &value_cache[first..seen]);
+        let sink = rule.sinks.map(|sinks| sinks[head]);
+        reference::attend(query, caches, cached, rule.scale, sink, y);
     });
     Ok(())
 }
@@ -346,7 +368,7 @@ mod tests {
         let (mut queries, given) = (dice(3 * 24, 5), dice(3 * 24, 5));
         rope(
             shape,
-            &angles,
+            (&angles, false),
             &mut queries,
             (&keys, &values),
             (&mut caches.0, &mut caches.1),
@@ -358,19 +380,29 @@ mod tests {
         reference::turn(&mut head, &angles[4 * 6..][..6]);
         assert_eq!(queries[24 * 2 + 6..][..6], head[..]);
         let mut y = vec![0.0; queries.len()];
-        attention(shape, &queries, (&caches.0, &caches.1), 0.5, &mut y).unwrap();
+        let rule = AttentionRule {
+            scale: 0.5,
+            ..AttentionRule::default()
+        };
+        let both = (&caches.0[..], &caches.1[..]);
+        attention(shape, &queries, both, rule, &mut y).unwrap();
         // Head 3 of token 1 sees positions 0 to 3 of head 1 of the keys.
         let mut expected = [0.0; 6];
         let (query, seen) = (&queries[24 + 18..][..6], 6..4 * 12);
         let (keys, values) = (&caches.0[seen.clone()], &caches.1[seen]);
-        reference::attend(query, keys, values, 12, 0.5, &mut expected);
+        reference::attend(query, (keys, values), 12, 0.5, None, &mut expected);
         assert_eq!(y[24 + 18..][..6], expected);
         let wrong = |change: fn(&mut TokenHeads)| {
             let mut shape = shape;
             change(&mut shape);
             let caches = (&caches.0[..], &caches.1[..]);
-            attention(shape, &queries, caches, 0.5, &mut y.clone()).is_err()
+            attention(shape, &queries, caches, rule, &mut y.clone()).is_err()
         };
+        let few = AttentionRule {
+            sinks: Some(&[0.0; 3]),
+            ..rule
+        };
+        assert!(attention(shape, &queries, both, few, &mut y.clone()).is_err());
         assert!(wrong(|shape| shape.kv_heads = 3) && wrong(|shape| shape.kv_heads = 0));
         assert!(wrong(|shape| shape.position = 3) && wrong(|shape| shape.tokens = 2));
         assert!(!wrong(|shape| shape.position = 0));

@@ -3,10 +3,10 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use crate::extents::{product, spread};
+use crate::extents::{optional, product, spread};
 use nvme_compute_kernel::{
-    ArgmaxParameters, AttentionParameters, BLOCK_THREADS, GemvParameters, MOST_HEAD_ELEMENTS, PTX,
-    RmsNorm, RopeParameters, SiluMul, UnpackParameters, kernel,
+    AddBias, ArgmaxParameters, AttentionParameters, BLOCK_THREADS, GemvParameters,
+    MOST_HEAD_ELEMENTS, PTX, RmsNorm, RopeParameters, SiluMul, UnpackParameters, kernel,
 };
 use nvme_formats::{StoredFormat, UNIT};
 use nvme_host::cuda::{
@@ -32,6 +32,7 @@ pub struct StepKernels {
     rope: KernelFunction,
     attention: KernelFunction,
     silu_mul: KernelFunction,
+    add_bias: KernelFunction,
     argmax: KernelFunction,
     take_token: KernelFunction,
     unpack: KernelFunction,
@@ -53,6 +54,7 @@ impl StepKernels {
             rope: module.function(kernel::ROPE)?,
             attention: module.function(kernel::ATTENTION)?,
             silu_mul: module.function(kernel::SILU_MUL)?,
+            add_bias: module.function(kernel::ADD_BIAS)?,
             argmax: module.function(kernel::ARGMAX)?,
             take_token: module.function(kernel::TAKE_TOKEN)?,
             unpack: module.function(kernel::UNPACK)?,
@@ -219,18 +221,40 @@ impl StepKernels {
         let all = product(&[attention.tokens, heads, elements]);
         let positions = past(attention.position, attention.tokens);
         let cached = positions.saturating_mul(product(&[kv_heads, elements]));
+        let sinks = optional(attention.sinks, heads.into());
         self.judge(
             stream,
             [
                 Memory::read("queries", attention.queries, all, 4),
                 Memory::read("key_cache", attention.key_cache, cached, 4),
                 Memory::read("value_cache", attention.value_cache, cached, 4),
+                Memory::read("sinks", attention.sinks, sinks, 4),
                 Memory::written("y", attention.y, all, 4),
             ],
         )?;
         let warps = u64::from(heads) * u64::from(attention.tokens);
         // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch(self.attention, warps * 32, attention, stream) }
+    }
+
+    /// Adds a bias to each vector.
+    ///
+    /// # Safety
+    /// As [`gemv`](Self::gemv).
+    ///
+    /// # Errors
+    /// As [`rms_norm`](Self::rms_norm).
+    pub unsafe fn add_bias(&self, add: &AddBias, stream: u64) -> Result<()> {
+        let all = product(&[add.tokens, add.elements]);
+        self.judge(
+            stream,
+            [
+                Memory::read("bias", add.bias, add.elements.into(), 4),
+                Memory::written("y", add.y, all, 4),
+            ],
+        )?;
+        // SAFETY: the caller keeps the conditions under `# Safety`.
+        unsafe { self.launch(self.add_bias, all, add, stream) }
     }
 
     /// Applies the activation, element by element.

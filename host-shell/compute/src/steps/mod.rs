@@ -12,6 +12,6 @@ mod gpu;
 pub use gpu::StepKernels;
 #[cfg(feature = "cuda")]
 pub use nvme_compute_kernel::{
-    ArgmaxParameters, AttentionParameters, GemvParameters, RmsNorm, RopeParameters, SiluMul,
-    UnpackParameters,
+    AddBias, ArgmaxParameters, AttentionParameters, GemvParameters, RmsNorm, RopeParameters,
+    SiluMul, UnpackParameters,
 };

@@ -8,10 +8,10 @@ use super::{ExpertCounts, ExpertLayers, ReplacementPolicy, shape_of};
 use nvme_compute::extents::{optional, product};
 use nvme_compute_kernel::experts::cache::{CacheCounter, ExpertCache, words};
 use nvme_compute_kernel::experts::{
-    AdmitParameters, ChosenExpert, ExpertLocations, JoinParameters, MATRICES, MOST_SLOTS,
-    ProductParameters, RouteParameters, SettleParameters,
+    ActivateParameters, AdmitParameters, ChosenExpert, ExpertLocations, JoinParameters, MATRICES,
+    MOST_SLOTS, ProductParameters, RouteParameters, SettleParameters,
 };
-use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, GemvParameters, PTX, SiluMul, kernel};
+use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, GemvParameters, kernel};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::rows::{ListHead, RangeTarget};
 use nvme_host::cuda::{
@@ -59,6 +59,8 @@ pub struct ExpertStep {
     pub y: u64,
     /// True if the result is added to the contents of `y`.
     pub adds: bool,
+    /// Addresses of the biases of gate, up and down: a vector for each expert of the layer, or 0 for none.
+    pub biases: [u64; MATRICES],
     /// Address that receives for each token the softmax over all experts, for [`balance`](super::balance); 0 if it is
     /// not wanted.
     pub probabilities: u64,
@@ -67,15 +69,13 @@ pub struct ExpertStep {
 /// The kernels by name.
 struct ExpertKernels {
     module: Module,
-    /// Module of [`kernel::SILU_MUL`].
-    _steps: Module,
     route: KernelFunction,
     admit: KernelFunction,
     settle: KernelFunction,
     product: KernelFunction,
     product_wide: KernelFunction,
     product_quantised: KernelFunction,
-    silu_mul: KernelFunction,
+    activate: KernelFunction,
     join: KernelFunction,
 }
 
@@ -293,6 +293,11 @@ impl GpuExperts {
         let logits = product(&[step.tokens, shape.experts]);
         let vectors = product(&[step.tokens, shape.width]);
         let probabilities = optional(step.probabilities, logits);
+        let bias = |name, matrix: usize, rows| {
+            let address = step.biases[matrix];
+            let numbers = optional(address, product(&[shape.experts, rows]));
+            KernelArgument::read(name, address, numbers, 4)
+        };
         self.gpu.judge_list(
             stream,
             [
@@ -300,6 +305,9 @@ impl GpuExperts {
                 KernelArgument::read("x", step.x, vectors, 4),
                 KernelArgument::written("y", step.y, vectors, 4),
                 KernelArgument::written("probabilities", step.probabilities, probabilities, 4),
+                bias("the bias of gate", 0, shape.hidden),
+                bias("the bias of up", 1, shape.hidden),
+                bias("the bias of down", 2, shape.width),
             ],
         )?;
         let pairs = step.tokens * shape.choices;
@@ -331,16 +339,26 @@ impl GpuExperts {
             most_pieces: self.most_pieces,
         };
         let [gate, up, down] = memory.vectors.each_ref().map(DeviceMemory::address);
-        let silu = SiluMul {
-            x: gate,
-            factor: up,
-            y: gate,
-            elements: u64::from(pairs) * u64::from(shape.hidden),
+        let (activation, limit, alpha) = shape.activation.numbers();
+        let [gate_bias, up_bias, bias] = step.biases;
+        let activate = ActivateParameters {
+            chosen: admit.chosen,
+            gate,
+            up,
+            gate_bias,
+            up_bias,
+            elements: shape.hidden,
+            pairs,
+            activation,
+            limit,
+            alpha,
+            reserved: 0,
         };
         let join = JoinParameters {
             chosen: admit.chosen,
             x: down,
             y: step.y,
+            bias,
             tokens: step.tokens,
             choices: shape.choices,
             elements: shape.width,
@@ -348,6 +366,7 @@ impl GpuExperts {
         };
         let routing = u64::from(step.tokens) * 32;
         let settling = u64::from(SETTLING * BLOCK_THREADS);
+        let activated = u64::from(pairs) * u64::from(shape.hidden);
         let elements = u64::from(step.tokens) * u64::from(shape.width);
         LaunchSequence::run(&self.gpu, stream, |sequence| {
             // SAFETY: each kernel takes the argument that it is launched with; the memory belongs to the cache,
@@ -360,7 +379,7 @@ impl GpuExperts {
                 sequence.kernel(|| self.launch(kernels.settle, settling, &settle, stream))?;
                 sequence.kernel(|| self.product(&admit, step, (0, step.x, gate), stream))?;
                 sequence.kernel(|| self.product(&admit, step, (1, step.x, up), stream))?;
-                sequence.kernel(|| self.launch(kernels.silu_mul, silu.elements, &silu, stream))?;
+                sequence.kernel(|| self.launch(kernels.activate, activated, &activate, stream))?;
                 sequence.kernel(|| self.product(&admit, step, (2, gate, down), stream))?;
                 sequence.kernel(|| self.launch(kernels.join, elements, &join, stream))
             }
@@ -499,7 +518,6 @@ impl GpuExperts {
 impl ExpertKernels {
     fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = Module::embedded(gpu, EXPERTS_PTX.as_bytes())?;
-        let steps = Module::embedded(gpu, PTX.as_bytes())?;
         Ok(Self {
             route: module.function(kernel::MOE_ROUTE)?,
             admit: module.function(kernel::MOE_ADMIT)?,
@@ -510,10 +528,9 @@ impl ExpertKernels {
                 kernel::MOE_PRODUCT_QUANTISED,
                 GemvParameters::QUANTISED_SHARED,
             )?,
-            silu_mul: steps.function(kernel::SILU_MUL)?,
+            activate: module.function(kernel::MOE_ACTIVATE)?,
             join: module.function(kernel::MOE_JOIN)?,
             module,
-            _steps: steps,
         })
     }
 }

@@ -1,6 +1,5 @@
 //! Layers of experts on a store: a router chooses a few of them for each token, and only those are read.
 
-mod activation;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod router;
@@ -8,11 +7,10 @@ mod rule;
 #[cfg(test)]
 mod tests;
 
-pub use activation::ExpertActivation;
 #[cfg(feature = "cuda")]
 pub use gpu::{CacheOptions, ExpertStep, GpuExperts, check};
 pub use nvme_compute_kernel::experts::reference::{ExpertBalance, balance, probabilities};
-pub use nvme_compute_kernel::experts::{ChosenExpert, ReplacementPolicy};
+pub use nvme_compute_kernel::experts::{ChosenExpert, ExpertActivation, ReplacementPolicy};
 pub use router::route;
 #[cfg(feature = "cuda")]
 pub use router::{RouteParameters, Router};
@@ -20,13 +18,12 @@ pub use rule::{RouterRule, RouterScore};
 
 use nvme_compute::matrix::product;
 use nvme_compute_kernel::experts::{ExpertLocations, MATRICES, MOST_EXPERTS, reference};
-use nvme_compute_kernel::reference::silu_mul;
 use nvme_formats::{StoredFormat, UNIT};
 use nvme_host::{Error, Result, Store};
 use std::sync::Arc;
 
 /// Parameters that all layers share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertShape {
     /// Number of elements of a token's vector: columns of gate and up, rows of down.
     pub width: u32,
@@ -38,6 +35,19 @@ pub struct ExpertShape {
     pub choices: u32,
     /// Weights are the softmax over all experts; else over those that were chosen.
     pub over_all: bool,
+    /// Function of gate and up.
+    pub activation: ExpertActivation,
+}
+
+/// Biases of a layer: for each matrix a vector for each expert, one after another.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ExpertBiases {
+    /// `hidden` elements for each expert.
+    pub gate: Vec<f32>,
+    /// `hidden` elements for each expert.
+    pub up: Vec<f32>,
+    /// `width` elements for each expert.
+    pub down: Vec<f32>,
 }
 
 /// Location of the matrices of one kind in a layer: those of all experts in order.
@@ -65,8 +75,8 @@ pub struct ExpertCounts {
     pub chosen: Vec<Vec<u64>>,
 }
 
-/// Layers of experts on a store: `down * (silu(gate * x) . up * x)` for each of a token's experts, added up by the weights
-/// of its router.
+/// Layers of experts on a store: `down * activation(gate * x, up * x)` for each of a token's experts, added up by the
+/// weights of its router.
 #[derive(Clone, Debug)]
 pub struct ExpertLayers {
     pub(crate) store: Arc<Store>,
@@ -131,7 +141,13 @@ impl ExpertLayers {
     ///
     /// # Errors
     /// [`Error::Usage`] for a layer that is not there, and vectors of other lengths; the errors of [`Store::read_at`].
-    pub fn compute(&self, layer: u32, logits: &[f32], x: &[f32]) -> Result<Vec<f32>> {
+    pub fn compute(
+        &self,
+        layer: u32,
+        logits: &[f32],
+        x: &[f32],
+        biases: Option<&ExpertBiases>,
+    ) -> Result<Vec<f32>> {
         let shape = self.shape;
         let (width, experts) = (shape.width as usize, shape.experts as usize);
         let tokens = x.len() / width;
@@ -153,9 +169,16 @@ impl ExpertLayers {
         for ((y, x), logits) in each.zip(logits.chunks(experts)) {
             for chosen in reference::route(logits, shape.choices as usize, shape.over_all) {
                 let product = |matrix, x: &[f32]| self.product(layer, matrix, chosen.expert, x);
-                let mut gate = product(0, x)?;
-                silu_mul(&mut gate, &product(1, x)?);
-                let down = product(2, &gate)?;
+                let (mut gate, mut up) = (product(0, x)?, product(1, x)?);
+                if let Some(biases) = biases {
+                    add_row(&mut gate, &biases.gate, chosen.expert)?;
+                    add_row(&mut up, &biases.up, chosen.expert)?;
+                }
+                shape.activation.apply(&mut gate, &up);
+                let mut down = product(2, &gate)?;
+                if let Some(biases) = biases {
+                    add_row(&mut down, &biases.down, chosen.expert)?;
+                }
                 for (y, down) in y.iter_mut().zip(down) {
                     *y += chosen.weight * down;
                 }
@@ -178,6 +201,21 @@ impl ExpertLayers {
         product(placed.stored, &bytes, x, &mut y);
         Ok(y)
     }
+}
+
+/// Adds row `expert` of a bias to `y`.
+fn add_row(y: &mut [f32], bias: &[f32], expert: u32) -> Result<()> {
+    let Some(row) = bias.chunks_exact(y.len()).nth(expert as usize) else {
+        return Err(Error::usage(
+            format!(
+                "a bias of {} numbers has no row for expert {expert}",
+                bias.len()
+            ),
+            format!("use {} numbers for each expert", y.len()),
+        ));
+    };
+    y.iter_mut().zip(row).for_each(|(y, bias)| *y += bias);
+    Ok(())
 }
 
 /// Returns the rows and columns of a matrix.

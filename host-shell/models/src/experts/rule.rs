@@ -179,11 +179,7 @@ impl RouterRule {
         match self.score {
             RouterScore::Softmax => super::probabilities(logits),
             RouterScore::SoftmaxOfChosen => logits.to_vec(),
-            RouterScore::Sigmoid => logits
-                .iter()
-                .copied()
-                .map(super::activation::sigmoid)
-                .collect(),
+            RouterScore::Sigmoid => logits.iter().copied().map(sigmoid).collect(),
             RouterScore::SqrtSoftplus => logits.iter().map(|x| softplus(*x).sqrt()).collect(),
         }
     }
@@ -274,6 +270,11 @@ fn softplus(x: f32) -> f32 {
         true => x,
         false => x.exp().ln_1p(),
     }
+}
+
+/// Returns 1 / (1 + e^-x).
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ const SHAPE: ExpertShape = ExpertShape {
     experts: 5,
     choices: 2,
     over_all: false,
+    activation: ExpertActivation::SwiGlu,
 };
 
 fn layer(offset: u64, stored: StoredFormat) -> Layer {
@@ -86,7 +87,7 @@ fn experts_are_those_of_sums_by_f64() {
         let experts = ExpertLayers::new(&store, SHAPE, vec![layer]).unwrap();
         let x: Vec<f32> = (0..2 * 64).map(|at| (at % 13) as f32 / 6.0 - 1.0).collect();
         let logits = [0.5, -1.0, 2.0, 0.1, 1.5, 3.0, -0.5, 0.25, 2.5, 2.75];
-        let found = experts.compute(0, &logits, &x).unwrap();
+        let found = experts.compute(0, &logits, &x, None).unwrap();
         for (token, found) in found.chunks(64).enumerate() {
             let expected = expected(&numbers, &logits[token * 5..][..5], &x[token * 64..][..64]);
             let size = expected.iter().fold(0.0, |size: f64, y| size.max(y.abs()));
@@ -136,10 +137,10 @@ fn shapes_that_cannot_be_are_refused() {
     let experts = ExpertLayers::new(&store, SHAPE, vec![good]).unwrap();
     assert_eq!(experts.bytes(0), 3 * 64 * 96 * 4);
     assert_eq!(experts.bytes(1), 0);
-    assert!(experts.compute(1, &[0.0; 5], &[0.0; 64]).is_err());
-    assert!(experts.compute(0, &[0.0; 4], &[0.0; 64]).is_err());
-    assert!(experts.compute(0, &[0.0; 5], &[0.0; 63]).is_err());
-    assert!(experts.compute(0, &[], &[]).unwrap().is_empty());
+    assert!(experts.compute(1, &[0.0; 5], &[0.0; 64], None).is_err());
+    assert!(experts.compute(0, &[0.0; 4], &[0.0; 64], None).is_err());
+    assert!(experts.compute(0, &[0.0; 5], &[0.0; 63], None).is_err());
+    assert!(experts.compute(0, &[], &[], None).unwrap().is_empty());
 }
 
 #[test]

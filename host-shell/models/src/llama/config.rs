@@ -1,15 +1,20 @@
 //! Hyperparameters of a model, from the keys of a GGUF file.
 
+use super::family::ModelFamily;
+use super::yarn::YarnScaling;
 use crate::metadata::MetadataKeys;
 use nvme_compute_kernel::experts::MOST_EXPERTS;
+use nvme_compute_kernel::reference;
 use nvme_host::{Catalog, Error, Result};
 
 /// Keys of the architecture that have no effect on the results.
 const HARMLESS: [&str; 1] = ["tensor_data_layout"];
 
 /// Sizes of a model.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelConfig {
+    /// Computations in which models differ.
+    pub family: ModelFamily,
     /// Layers.
     pub layers: u32,
     /// Elements of the vector of a token.
@@ -30,6 +35,10 @@ pub struct ModelConfig {
     pub epsilon: f32,
     /// The base of the angles of positions.
     pub rope_base: f64,
+    /// Scaling of the angles, if there is one.
+    pub yarn: Option<YarnScaling>,
+    /// Positions that a query sees in the first and then every second layer; 0 for all.
+    pub window: u32,
     /// The experts of each layer's second half, if it has them.
     pub experts: Option<ExpertMixture>,
 }
@@ -51,47 +60,78 @@ impl ModelConfig {
     /// together.
     pub fn of(catalog: &Catalog) -> Result<Self> {
         let keys = MetadataKeys::of(catalog, refused);
-        let architecture = keys.text("general.architecture")?;
-        if architecture != Some("llama") {
-            let found = architecture.unwrap_or("missing");
-            return Err(refused(format!("the architecture is {found}")));
-        }
+        let architecture = keys.text("general.architecture")?.unwrap_or("missing");
+        let family = ModelFamily::of_name(architecture)
+            .ok_or_else(|| refused(format!("the architecture is {architecture}")))?;
         if let Some(kind) = keys.text("general.type")?
             && kind != "model"
         {
             return Err(refused(format!("the type of the file is {kind}")));
         }
         let vocabulary = vocabulary(catalog)?;
+        let keys = FamilyKeys {
+            keys: &keys,
+            family,
+        };
         let (width, heads) = (
-            size(&keys, "llama.embedding_length")?,
-            size(&keys, "llama.attention.head_count")?,
+            keys.size("embedding_length")?,
+            keys.size("attention.head_count")?,
         );
-        let kv_heads = size_or(&keys, "llama.attention.head_count_kv", heads)?;
-        let head_elements = size_or(&keys, "llama.attention.key_length", width / heads)?;
+        let kv_heads = keys.size_or("attention.head_count_kv", heads)?;
+        let head_elements = keys.size_or("attention.key_length", width / heads)?;
+        let experts = mixture(&keys)?;
+        let hidden = keys.size("feed_forward_length")?;
         let config = Self {
-            layers: size(&keys, "llama.block_count")?,
+            family,
+            layers: keys.size("block_count")?,
             width,
-            hidden: size(&keys, "llama.feed_forward_length")?,
+            hidden: match family.has_experts_only() {
+                true => keys.size("expert_feed_forward_length")?,
+                false => hidden,
+            },
             heads,
             kv_heads,
             head_elements,
             vocabulary,
-            context: size(&keys, "llama.context_length")?,
-            epsilon: positive(&keys, "llama.attention.layer_norm_rms_epsilon")? as f32,
-            rope_base: match keys.get("llama.rope.freq_base") {
-                Some(_) => positive(&keys, "llama.rope.freq_base")?,
-                None => 10_000.0,
+            context: keys.size("context_length")?,
+            epsilon: keys.positive("attention.layer_norm_rms_epsilon")? as f32,
+            rope_base: keys.positive_or("rope.freq_base", 10_000.0)?,
+            yarn: yarn(&keys)?,
+            window: match family {
+                ModelFamily::GptOss => keys.size("attention.sliding_window")?,
+                _ => 0,
             },
-            experts: mixture(&keys)?,
+            experts,
         };
         config.check_heads(&keys)?;
         config.check_neutral(&keys)?;
-        keys.check_all_read("llama.", &HARMLESS)?;
-        keys.check_all_read("adapter.", &[])?;
+        let prefix = keys.name("");
+        keys.keys.check_all_read(&prefix, &HARMLESS)?;
+        keys.keys.check_all_read("adapter.", &[])?;
         Ok(config)
     }
 
-    fn check_heads(&self, keys: &MetadataKeys<'_>) -> Result<()> {
+    /// Returns the number of positions that a query of layer `layer` sees; 0 for all.
+    pub fn window_of(&self, layer: usize) -> u32 {
+        match layer.is_multiple_of(2) {
+            true => self.window,
+            false => 0,
+        }
+    }
+
+    /// Returns cosine and sine of each pair of each of `positions` positions.
+    pub(crate) fn angles(&self, positions: u32) -> Vec<f32> {
+        let (elements, base) = (self.head_elements, self.rope_base);
+        match &self.yarn {
+            None => reference::angles(positions, elements, base),
+            Some(yarn) => {
+                let frequencies = yarn.frequencies(elements, base);
+                reference::angles_of(positions, &frequencies, yarn.magnitude())
+            }
+        }
+    }
+
+    fn check_heads(&self, keys: &FamilyKeys<'_>) -> Result<()> {
         let elements = self.head_elements;
         let most = nvme_compute_kernel::MOST_HEAD_ELEMENTS;
         if elements == 0 || !elements.is_multiple_of(2) || elements > most {
@@ -106,16 +146,18 @@ impl ModelConfig {
             )));
         }
         for name in ["rope.dimension_count", "attention.value_length"] {
-            let found = size_or(keys, &format!("llama.{name}"), elements)?;
+            let found = keys.size_or(name, elements)?;
             if found != elements {
                 return Err(refused(format!(
-                    "llama.{name} is {found}, not the {elements} elements of a head"
+                    "{} is {found}, not the {elements} elements of a head",
+                    keys.name(name)
                 )));
             }
         }
-        match keys.integer("llama.vocab_size")? {
+        let name = keys.name("vocab_size");
+        match keys.keys.integer(&name)? {
             Some(found) if found != u64::from(self.vocabulary) => Err(refused(format!(
-                "llama.vocab_size is {found}, and token_embd.weight has {} rows",
+                "{name} is {found}, and token_embd.weight has {} rows",
                 self.vocabulary
             ))),
             _ => Ok(()),
@@ -125,26 +167,27 @@ impl ModelConfig {
     /// Refuses keys that ask for computations which are not implemented here. Each has a value with which it asks for
     /// nothing, and llama.cpp reads some of them without the key that seems to switch them on: a scaling factor without
     /// a scaling type is a linear one.
-    fn check_neutral(&self, keys: &MetadataKeys<'_>) -> Result<()> {
-        let scaling = keys.text("llama.rope.scaling.type")?;
-        if let Some(scaling) = scaling.filter(|scaling| *scaling != "none") {
-            return Err(refused(format!("llama.rope.scaling.type is {scaling}")));
-        }
+    fn check_neutral(&self, keys: &FamilyKeys<'_>) -> Result<()> {
         let by_heads = 1.0 / f64::from(self.head_elements).sqrt();
         for (name, neutral) in [
             ("rope.scaling.factor", 1.0),
             ("rope.scale_linear", 1.0),
+            ("rope.scaling.attn_factor", 1.0),
             ("attention.scale", by_heads),
             ("attention.clamp_kqv", 0.0),
             ("attention.max_alibi_bias", 0.0),
             ("logit_scale", 1.0),
             ("embedding_scale", 1.0),
             ("residual_scale", 1.0),
+            ("expert_weights_scale", 1.0),
             ("attn_logit_softcapping", 0.0),
             ("final_logit_softcapping", 0.0),
         ] {
-            let name = format!("llama.{name}");
-            let Some(found) = keys.number(&name)? else {
+            let name = keys.name(name);
+            if self.yarn.is_some() && name.ends_with("rope.scaling.factor") {
+                continue;
+            }
+            let Some(found) = keys.keys.number(&name)? else {
                 continue;
             };
             // Zero means "not given" for all of these keys.
@@ -156,21 +199,44 @@ impl ModelConfig {
             ("attention.causal", true),
             ("use_parallel_residual", false),
             ("rope.scaling.finetuned", false),
+            ("expert_weights_norm", true),
         ] {
-            let name = format!("llama.{name}");
-            if keys.flag(&name)?.is_some_and(|found| found != neutral) {
+            let name = keys.name(name);
+            // That the angles were finetuned is said of those that are scaled.
+            let is_said = self.yarn.is_some() && name.ends_with("finetuned");
+            let found = keys.keys.flag(&name)?;
+            if found.is_some_and(|found| found != neutral && !is_said) {
                 return Err(refused(format!("{name} is {}", !neutral)));
             }
         }
+        if self.family == ModelFamily::GptOss {
+            return Ok(());
+        }
         // A window that is as long as the text hides nothing.
-        let window = keys.integer("llama.attention.sliding_window")?;
+        let name = keys.name("attention.sliding_window");
+        let window = keys.keys.integer(&name)?;
         match window.filter(|window| *window != 0 && *window < u64::from(self.context)) {
             Some(window) => Err(refused(format!(
-                "llama.attention.sliding_window is {window}, less than the {} positions of a text",
+                "{name} is {window}, less than the {} positions of a text",
                 self.context
             ))),
             None => Ok(()),
         }
+    }
+}
+
+/// Returns the scaling of the angles of positions, which is gpt-oss's.
+fn yarn(keys: &FamilyKeys<'_>) -> Result<Option<YarnScaling>> {
+    let name = keys.name("rope.scaling.type");
+    match keys.keys.text(&name)? {
+        None | Some("none") => Ok(None),
+        Some("yarn") if keys.family == ModelFamily::GptOss => Ok(Some(YarnScaling {
+            factor: keys.positive("rope.scaling.factor")?,
+            original_positions: keys.size("rope.scaling.original_context_length")?,
+            fast_turns: keys.positive_or("rope.scaling.yarn_beta_fast", 32.0)?,
+            slow_turns: keys.positive_or("rope.scaling.yarn_beta_slow", 1.0)?,
+        })),
+        Some(scaling) => Err(refused(format!("{name} is {scaling}"))),
     }
 }
 
@@ -191,19 +257,22 @@ fn vocabulary(catalog: &Catalog) -> Result<u32> {
         })
 }
 
-fn mixture(keys: &MetadataKeys<'_>) -> Result<Option<ExpertMixture>> {
-    if keys.integer("llama.expert_count")?.unwrap_or(0) == 0 {
+fn mixture(keys: &FamilyKeys<'_>) -> Result<Option<ExpertMixture>> {
+    let needs = keys.family.has_experts_only();
+    let integer = |name: &str| keys.keys.integer(&keys.name(name));
+    if !needs && integer("expert_count")?.unwrap_or(0) == 0 {
         // Some converters write both keys as 0 for models without experts.
-        return match keys.integer("llama.expert_used_count")?.unwrap_or(0) {
+        return match integer("expert_used_count")?.unwrap_or(0) {
             0 => Ok(None),
             used => Err(refused(format!(
-                "llama.expert_used_count is {used} of a model without experts"
+                "{} is {used} of a model without experts",
+                keys.name("expert_used_count")
             ))),
         };
     }
     let mixture = ExpertMixture {
-        count: size(keys, "llama.expert_count")?,
-        choices: size(keys, "llama.expert_used_count")?,
+        count: keys.size("expert_count")?,
+        choices: keys.size("expert_used_count")?,
     };
     if mixture.choices > mixture.count || mixture.count > MOST_EXPERTS {
         return Err(refused(format!(
@@ -211,39 +280,73 @@ fn mixture(keys: &MetadataKeys<'_>) -> Result<Option<ExpertMixture>> {
             mixture.count, mixture.choices
         )));
     }
-    Ok(Some(mixture))
+    if !needs {
+        return Ok(Some(mixture));
+    }
+    // Softmax, over all experts or over the chosen ones: the weights of the chosen ones are the same.
+    if let Some(gating) = integer("expert_gating_func")?
+        && ![1, 3].contains(&gating)
+    {
+        let name = keys.name("expert_gating_func");
+        return Err(refused(format!("{name} is {gating}, not a softmax")));
+    }
+    match integer("expert_shared_count")?.unwrap_or(0) {
+        0 => Ok(Some(mixture)),
+        shared => Err(refused(format!("a layer has {shared} shared experts"))),
+    }
 }
 
 pub(super) fn refused(cause: String) -> Error {
     Error::usage(
         format!("not a model that is run here: {cause}"),
-        "use a GGUF file of the architecture llama, as SmolLM2, Llama 2 or Mixtral",
+        "use a GGUF file of the architecture llama (SmolLM2, Llama 2 and 3, Mixtral), qwen3, qwen3moe or gpt-oss",
     )
 }
 
-fn size(keys: &MetadataKeys<'_>, name: &str) -> Result<u32> {
-    let value = keys
-        .get(name)
-        .ok_or_else(|| refused(format!("there is no key {name}")))?;
-    let value = value.as_u64().and_then(|value| u32::try_from(value).ok());
-    value
-        .filter(|value| (1..1 << 24).contains(value))
-        .ok_or_else(|| {
-            refused(format!(
-                "the value of the key {name} is not an integer from 1 to {}",
-                (1 << 24) - 1
-            ))
-        })
+/// The keys of a file whose names begin with its architecture.
+struct FamilyKeys<'a> {
+    keys: &'a MetadataKeys<'a>,
+    family: ModelFamily,
 }
 
-fn size_or(keys: &MetadataKeys<'_>, name: &str, value: u32) -> Result<u32> {
-    match keys.get(name) {
-        Some(_) => size(keys, name),
-        None => Ok(value),
+impl FamilyKeys<'_> {
+    /// Returns the whole name of the key `name`.
+    fn name(&self, name: &str) -> String {
+        format!("{}.{name}", self.family.name())
     }
-}
 
-fn positive(keys: &MetadataKeys<'_>, name: &str) -> Result<f64> {
-    let value = keys.number(name)?.filter(|value| *value > 0.0);
-    value.ok_or_else(|| refused(format!("there is no key {name} with a number above 0")))
+    fn size(&self, name: &str) -> Result<u32> {
+        let name = self.name(name);
+        let value = self.keys.get(&name);
+        let value = value.ok_or_else(|| refused(format!("there is no key {name}")))?;
+        let value = value.as_u64().and_then(|value| u32::try_from(value).ok());
+        value
+            .filter(|value| (1..1 << 24).contains(value))
+            .ok_or_else(|| {
+                refused(format!(
+                    "the value of the key {name} is not an integer from 1 to {}",
+                    (1 << 24) - 1
+                ))
+            })
+    }
+
+    fn size_or(&self, name: &str, value: u32) -> Result<u32> {
+        match self.keys.get(&self.name(name)) {
+            Some(_) => self.size(name),
+            None => Ok(value),
+        }
+    }
+
+    fn positive(&self, name: &str) -> Result<f64> {
+        let name = self.name(name);
+        let value = self.keys.number(&name)?.filter(|value| *value > 0.0);
+        value.ok_or_else(|| refused(format!("there is no key {name} with a number above 0")))
+    }
+
+    fn positive_or(&self, name: &str, value: f64) -> Result<f64> {
+        match self.keys.get(&self.name(name)) {
+            Some(_) => self.positive(name),
+            None => Ok(value),
+        }
+    }
 }

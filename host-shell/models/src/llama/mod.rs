@@ -1,15 +1,21 @@
-//! Models of the architecture `llama`: SmolLM2, Llama 2 and 3, Mistral, Mixtral and others of their shape.
+//! Models of the shape of Llama: SmolLM2, Llama 2 and 3, Mistral, Mixtral, Qwen3 and gpt-oss.
 //!
 //! `Llama::open` checks the hyperparameters and tensors of the file and allocates everything; `feed` then takes tokens
 //! and returns the next one, layer by layer. The operations are implemented by the back ends in `machine`.
 
 mod config;
+mod family;
 pub(crate) mod weights;
+mod yarn;
 
 pub use config::{ExpertMixture, ModelConfig};
+pub use family::ModelFamily;
+pub use yarn::YarnScaling;
 
 use crate::experts::ExpertCounts;
-use crate::machine::{BufferSizes, ModelBackend, ProductVectors, VectorBuffer};
+use crate::machine::{
+    AttentionStep, BufferSizes, HeadVectors, ModelBackend, ProductVectors, VectorBuffer,
+};
 use nvme_host::loader::{LayerLoader, LoaderOptions, LoaderPath, LoaderStats, ResidentLayers};
 use nvme_host::{Catalog, Error, Manifest, Result, Store};
 use std::ops::Range;
@@ -228,7 +234,14 @@ impl Llama {
         machine.embed(tokens)?;
         for (index, block) in self.weights.blocks.iter().enumerate() {
             let layer = self.loader.layer_for(index, machine.stream())?;
-            block_forward(machine, &layer, index, block, self.position, count)?;
+            let step = AttentionStep {
+                block: index,
+                position: self.position,
+                tokens: count,
+                window: self.config.window_of(index),
+                sinks: block.biases.map(|biases| biases.sinks),
+            };
+            block_forward(machine, &layer, block, step)?;
         }
         machine.last_norm(count - 1)?;
         for piece in &self.weights.head {
@@ -247,37 +260,78 @@ impl Llama {
 fn block_forward(
     machine: &mut dyn ModelBackend,
     layer: &nvme_host::loader::LoadedLayer,
-    index: usize,
     block: &LayerBlock,
-    position: u32,
-    tokens: u32,
+    step: AttentionStep,
 ) -> Result<()> {
-    use VectorBuffer::{Attended, Gate, Hidden, Keys, Normed, Queries, Router, Up, Values};
+    use VectorBuffer::{Gate, Normed, Router, Up};
+    let tokens = step.tokens;
     let each = |x, y| ProductVectors {
         tokens,
         ..ProductVectors::one(x, y)
     };
-    let added = |x| ProductVectors {
-        adds: true,
-        ..each(x, Hidden)
-    };
-    machine.norm(layer, block.attention_norm, tokens)?;
-    machine.product(layer, &block.query, each(Normed, Queries))?;
-    machine.product(layer, &block.key, each(Normed, Keys))?;
-    machine.product(layer, &block.value, each(Normed, Values))?;
-    machine.attend(index, position, tokens)?;
-    machine.product(layer, &block.output, added(Attended))?;
+    attention_forward(machine, layer, block, step)?;
     machine.norm(layer, block.hidden_norm, tokens)?;
     match &block.second {
         FeedForward::Dense { gate, up, down } => {
             machine.product(layer, gate, each(Normed, Gate))?;
             machine.product(layer, up, each(Normed, Up))?;
             machine.activate(tokens)?;
-            machine.product(layer, down, added(Gate))
+            let added = ProductVectors {
+                adds: true,
+                ..each(Gate, VectorBuffer::Hidden)
+            };
+            machine.product(layer, down, added)
         }
-        FeedForward::Experts { router } => {
+        FeedForward::Experts { router, biases } => {
             machine.product(layer, router, each(Normed, Router))?;
-            machine.experts(index, tokens)
+            if let Some(biases) = biases {
+                machine.add_bias(layer, biases.router, Router, tokens)?;
+            }
+            let biases = biases.map(|biases| biases.experts);
+            machine.experts(layer, step.block, tokens, biases)
         }
+    }
+}
+
+/// Adds the attention of a layer to [`VectorBuffer::Hidden`].
+fn attention_forward(
+    machine: &mut dyn ModelBackend,
+    layer: &nvme_host::loader::LoadedLayer,
+    block: &LayerBlock,
+    step: AttentionStep,
+) -> Result<()> {
+    use VectorBuffer::{Attended, Hidden, Keys, Normed, Queries, Values};
+    let tokens = step.tokens;
+    machine.norm(layer, block.attention_norm, tokens)?;
+    for (matrix, buffer) in [
+        (&block.query, Queries),
+        (&block.key, Keys),
+        (&block.value, Values),
+    ] {
+        let vectors = ProductVectors {
+            tokens,
+            ..ProductVectors::one(Normed, buffer)
+        };
+        machine.product(layer, matrix, vectors)?;
+    }
+    if let Some(biases) = block.biases {
+        machine.add_bias(layer, biases.query, Queries, tokens)?;
+        machine.add_bias(layer, biases.key, Keys, tokens)?;
+        machine.add_bias(layer, biases.value, Values, tokens)?;
+    }
+    if let Some(norms) = block.head_norms {
+        machine.norm_heads(layer, norms.query, HeadVectors::Queries, tokens)?;
+        machine.norm_heads(layer, norms.key, HeadVectors::Keys, tokens)?;
+    }
+    machine.attend(layer, step)?;
+    let added = ProductVectors {
+        adds: true,
+        tokens,
+        ..ProductVectors::one(Attended, Hidden)
+    };
+    machine.product(layer, &block.output, added)?;
+    match block.biases {
+        Some(biases) => machine.add_bias(layer, biases.output, Hidden, tokens),
+        None => Ok(()),
     }
 }

@@ -3,6 +3,7 @@
 
 use super::config::ModelConfig;
 use crate::experts::{ExpertLayers, ExpertMatrices, ExpertShape, Layer};
+use nvme_compute_kernel::experts::MATRICES;
 use nvme_formats::StoredFormat;
 use nvme_host::catalog::{Dtype, TensorEntry};
 use nvme_host::loader::ModelLayers;
@@ -27,10 +28,36 @@ pub struct WeightMatrix {
     pub row_bytes: u64,
 }
 
+/// The first bytes of the biases of a layer's attention, and of the sinks of its heads.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionBiases {
+    pub query: u64,
+    pub key: u64,
+    pub value: u64,
+    pub output: u64,
+    pub sinks: u64,
+}
+
+/// The first bytes of the factors of the norms of heads.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorms {
+    pub query: u64,
+    pub key: u64,
+}
+
+/// The first bytes of the biases of a router, and of its experts' matrices: a vector for each expert.
+#[derive(Clone, Copy, Debug)]
+pub struct RouterBiases {
+    pub router: u64,
+    pub experts: [u64; MATRICES],
+}
+
 /// The matrices of a layer of the model, and the first bytes of its two norms.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerBlock {
     pub attention_norm: u64,
+    pub head_norms: Option<HeadNorms>,
+    pub biases: Option<AttentionBiases>,
     pub query: WeightMatrix,
     pub key: WeightMatrix,
     pub value: WeightMatrix,
@@ -48,7 +75,10 @@ pub enum FeedForward {
         down: WeightMatrix,
     },
     /// Experts, which are not loaded with the layer.
-    Experts { router: WeightMatrix },
+    Experts {
+        router: WeightMatrix,
+        biases: Option<RouterBiases>,
+    },
 }
 
 /// Rows of the last matrix, which is as long as many layers.
@@ -185,11 +215,8 @@ impl ModelWeights {
         let bytes = embedding.row_bytes * u64::from(embedding.rows);
         let embeddings = places(embedding.at, bytes)?;
         let norm = file.entry("output_norm.weight")?.offset;
-        file.vector(
-            "output_norm.weight",
-            config.width,
-            &ContiguousRuns::from(norm),
-        )?;
+        let shape = [u64::from(config.width)];
+        file.numbers("output_norm.weight", &shape, &ContiguousRuns::from(norm))?;
         let mut bytes = Vec::new();
         for place in places(norm, u64::from(config.width) * 4)? {
             let begin = bytes.len();
@@ -258,6 +285,7 @@ fn experts(
         experts: mixture.count,
         choices: mixture.choices,
         over_all: false,
+        activation: config.family.activation(),
     };
     let layers = (0..config.layers).map(layer).collect::<Result<_>>()?;
     Ok(Some(ExpertLayers::new(store, shape, layers)?))
@@ -289,10 +317,32 @@ fn block(
     let (width, hidden) = (config.width, config.hidden);
     let queries = config.heads * config.head_elements;
     let keys = config.kv_heads * config.head_elements;
+    let family = config.family;
     let matrix = |name: &str, rows, columns| {
         file.matrix(&format!("{prefix}{name}.weight"), rows, columns, runs)
     };
-    let vector = |name: &str| file.vector(&format!("{prefix}{name}.weight"), width, runs);
+    let vector = |name: &str, elements| {
+        let shape = [u64::from(elements)];
+        file.numbers(&format!("{prefix}{name}"), &shape, runs)
+    };
+    let norm = |name: &str, elements| vector(&format!("{name}.weight"), elements);
+    let biases = match family.has_biases() {
+        false => None,
+        true => Some(AttentionBiases {
+            query: vector("attn_q.bias", queries)?,
+            key: vector("attn_k.bias", keys)?,
+            value: vector("attn_v.bias", keys)?,
+            output: vector("attn_output.bias", width)?,
+            sinks: vector("attn_sinks.weight", config.heads)?,
+        }),
+    };
+    let head_norms = match family.has_head_norms() {
+        false => None,
+        true => Some(HeadNorms {
+            query: norm("attn_q_norm", config.head_elements)?,
+            key: norm("attn_k_norm", config.head_elements)?,
+        }),
+    };
     let second = match config.experts {
         None => FeedForward::Dense {
             gate: matrix("ffn_gate", hidden, width)?,
@@ -301,17 +351,46 @@ fn block(
         },
         Some(mixture) => FeedForward::Experts {
             router: matrix("ffn_gate_inp", mixture.count, width)?,
+            biases: router_biases(config, mixture.count, file, prefix, runs)?,
         },
     };
     Ok(LayerBlock {
-        attention_norm: vector("attn_norm")?,
+        attention_norm: norm("attn_norm", width)?,
+        head_norms,
+        biases,
         query: matrix("attn_q", queries, width)?,
         key: matrix("attn_k", keys, width)?,
         value: matrix("attn_v", keys, width)?,
         output: matrix("attn_output", width, queries)?,
-        hidden_norm: vector("ffn_norm")?,
+        hidden_norm: norm(family.second_norm(), width)?,
         second,
     })
+}
+
+/// Returns the biases of a layer's router and of its `count` experts, if the family has them.
+fn router_biases(
+    config: &ModelConfig,
+    count: u32,
+    file: ModelFile<'_>,
+    prefix: &str,
+    runs: &ContiguousRuns,
+) -> Result<Option<RouterBiases>> {
+    if !config.family.has_biases() {
+        return Ok(None);
+    }
+    let of_experts = |name: &str, rows: u32| {
+        let shape = [count, rows].map(u64::from);
+        file.numbers(&format!("{prefix}ffn_{name}_exps.bias"), &shape, runs)
+    };
+    let router = format!("{prefix}ffn_gate_inp.bias");
+    Ok(Some(RouterBiases {
+        router: file.numbers(&router, &[count.into()], runs)?,
+        experts: [
+            of_experts("gate", config.hidden)?,
+            of_experts("up", config.hidden)?,
+            of_experts("down", config.width)?,
+        ],
+    }))
 }
 
 /// Ranges of the file that are loaded into contiguous memory.
@@ -485,21 +564,27 @@ impl<'a> ModelFile<'a> {
         Ok(WeightMatrix { at, ..matrix })
     }
 
-    /// Returns the first byte of a vector of `f32`, counted through `runs`.
-    fn vector(self, name: &str, elements: u32, runs: &ContiguousRuns) -> Result<u64> {
+    /// Returns the first byte of a tensor of `f32`, counted through `runs`.
+    fn numbers(self, name: &str, shape: &[u64], runs: &ContiguousRuns) -> Result<u64> {
         let entry = self.entry(name)?;
-        let is_so = entry.dtype == Dtype::F32 && entry.shape == [u64::from(elements)];
+        let is_so = entry.dtype == Dtype::F32 && entry.shape == shape;
         let at = runs
             .at(entry.offset)
             .filter(|at| is_so && at.is_multiple_of(4));
-        at.ok_or_else(|| refused(format!("{name} is no vector of {elements} float32")))
+        at.ok_or_else(|| {
+            let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
+            refused(format!(
+                "{name} is no tensor of {} float32",
+                shape.join(" x ")
+            ))
+        })
     }
 }
 
 fn refused(cause: String) -> Error {
     Error::usage(
         format!("not a model that is run here: {cause}"),
-        "use a GGUF file with matrices of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K or Q6_K",
+        "use a GGUF file with matrices of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K or MXFP4",
     )
 }
 
@@ -513,6 +598,7 @@ fn stored(dtype: Dtype) -> Option<StoredFormat> {
         Dtype::Q8_0 => StoredFormat::Q8_0,
         Dtype::Q4K => StoredFormat::Q4K,
         Dtype::Q6K => StoredFormat::Q6K,
+        Dtype::Mxfp4 => StoredFormat::Mxfp4,
         _ => return None,
     })
 }

@@ -1,9 +1,10 @@
 //! Threads of the CPU.
 
-use super::{BufferSizes, ModelBackend, ProductVectors, VectorBuffer};
-use crate::experts::{ExpertCounts, ExpertLayers};
+use super::{AttentionStep, BufferSizes, HeadVectors, ModelBackend, ProductVectors, VectorBuffer};
+use crate::experts::{ExpertBiases, ExpertCounts, ExpertLayers};
 use crate::llama::weights::{EmbeddingTable, ModelWeights, WeightMatrix};
-use nvme_compute::steps::by_cpu::{self, TokenHeads};
+use nvme_compute::steps::by_cpu::{self, AttentionRule, TokenHeads};
+use nvme_compute_kernel::experts::MATRICES;
 use nvme_compute_kernel::reference;
 use nvme_host::loader::{LayerLoader, LoadedLayer};
 use nvme_host::{Error, Result};
@@ -30,7 +31,7 @@ impl CpuMachine {
             cache: layers
                 .map(|_| (vec![0.0; cached], vec![0.0; cached]))
                 .collect(),
-            angles: reference::angles(sizes.positions, config.head_elements, config.rope_base),
+            angles: config.angles(sizes.positions),
             last_norm: weights.last_norm.clone(),
             embedding: weights.embedding.clone(),
             experts: weights.experts.clone(),
@@ -72,6 +73,13 @@ fn part(layer: &LoadedLayer, at: u64, bytes: u64) -> Result<&[u8]> {
     part.ok_or_else(|| Error::internal("a matrix outside of its layer"))
 }
 
+/// Returns the `count` numbers from byte `at` of a layer on.
+fn numbers(layer: &LoadedLayer, at: u64, count: u32) -> Result<Vec<f32>> {
+    let bytes = part(layer, at, u64::from(count) * 4)?;
+    let numbers = bytes.as_chunks::<4>().0.iter();
+    Ok(numbers.map(|bytes| f32::from_le_bytes(*bytes)).collect())
+}
+
 impl ModelBackend for CpuMachine {
     fn name(&self) -> &str {
         &self.name
@@ -97,9 +105,7 @@ impl ModelBackend for CpuMachine {
     }
 
     fn norm(&mut self, layer: &LoadedLayer, weight: u64, tokens: u32) -> Result<()> {
-        let bytes = part(layer, weight, u64::from(self.sizes.config.width) * 4)?;
-        let weight = bytes.as_chunks::<4>().0.iter();
-        let weight: Vec<f32> = weight.map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let weight = numbers(layer, weight, self.sizes.config.width)?;
         self.norm_by(&weight, 0, tokens);
         Ok(())
     }
@@ -133,31 +139,77 @@ impl ModelBackend for CpuMachine {
         Ok(())
     }
 
-    fn attend(&mut self, block: usize, position: u32, tokens: u32) -> Result<()> {
+    fn add_bias(
+        &mut self,
+        layer: &LoadedLayer,
+        bias: u64,
+        buffer: VectorBuffer,
+        tokens: u32,
+    ) -> Result<()> {
+        let elements = self.sizes.elements(buffer);
+        let bias = numbers(layer, bias, elements)?;
+        let vectors = self.buffers[buffer as usize].chunks_mut(elements as usize);
+        for vector in vectors.take(tokens as usize) {
+            vector
+                .iter_mut()
+                .zip(&bias)
+                .for_each(|(y, bias)| *y += bias);
+        }
+        Ok(())
+    }
+
+    fn norm_heads(
+        &mut self,
+        layer: &LoadedLayer,
+        weight: u64,
+        vectors: HeadVectors,
+        tokens: u32,
+    ) -> Result<()> {
+        let config = &self.sizes.config;
+        let (elements, epsilon) = (config.head_elements, config.epsilon);
+        let weight = numbers(layer, weight, elements)?;
+        let heads = (vectors.heads(config) * tokens) as usize;
+        let all = self.buffers[vectors.buffer() as usize].chunks_mut(elements as usize);
+        for head in all.take(heads) {
+            let given = head.to_vec();
+            reference::rms_norm(&given, &weight, epsilon, head);
+        }
+        Ok(())
+    }
+
+    fn attend(&mut self, layer: &LoadedLayer, step: AttentionStep) -> Result<()> {
         let config = &self.sizes.config;
         let shape = TokenHeads {
-            position,
-            tokens,
+            position: step.position,
+            tokens: step.tokens,
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_elements: config.head_elements,
         };
-        let taken = tokens as usize * (config.heads * config.head_elements) as usize;
-        let cached = tokens as usize * self.sizes.cached() as usize;
+        let halves = config.family.rotates_halves();
+        let sinks = step.sinks.map(|at| numbers(layer, at, config.heads));
+        let sinks = sinks.transpose()?;
+        let rule = AttentionRule {
+            scale: self.sizes.scale(),
+            window: step.window,
+            sinks: sinks.as_deref(),
+        };
+        let tokens = step.tokens as usize;
+        let taken = tokens * (config.heads * config.head_elements) as usize;
+        let cached = tokens * self.sizes.cached() as usize;
         let (mut queries, keys, values) = (
             self.take(VectorBuffer::Queries),
             self.take(VectorBuffer::Keys),
             self.take(VectorBuffer::Values),
         );
         let mut attended = self.take(VectorBuffer::Attended);
-        let (key_cache, value_cache) = &mut self.cache[block];
+        let (key_cache, value_cache) = &mut self.cache[step.block];
         let of_tokens = &mut queries[..taken];
         let given = (&keys[..cached], &values[..cached]);
-        let angles = &self.angles;
+        let angles = (&self.angles[..], halves);
         by_cpu::rope(shape, angles, of_tokens, given, (key_cache, value_cache))?;
-        let scale = self.sizes.scale();
         let y = &mut attended[..taken];
-        by_cpu::attention(shape, of_tokens, (key_cache, value_cache), scale, y)?;
+        by_cpu::attention(shape, of_tokens, (key_cache, value_cache), rule, y)?;
         self.put(VectorBuffer::Queries, queries);
         self.put(VectorBuffer::Keys, keys);
         self.put(VectorBuffer::Values, values);
@@ -173,13 +225,29 @@ impl ModelBackend for CpuMachine {
         Ok(())
     }
 
-    fn experts(&mut self, block: usize, tokens: u32) -> Result<()> {
+    fn experts(
+        &mut self,
+        layer: &LoadedLayer,
+        block: usize,
+        tokens: u32,
+        biases: Option<[u64; MATRICES]>,
+    ) -> Result<()> {
         let Some(experts) = &self.experts else {
             return Err(Error::internal("a model without experts"));
         };
         let logits = self.vectors(VectorBuffer::Router, 0, tokens);
         let x = self.vectors(VectorBuffer::Normed, 0, tokens);
-        let y = experts.compute(block as u32, logits, x)?;
+        let shape = experts.shape();
+        let of_experts = |at, rows| numbers(layer, at, shape.experts * rows);
+        let biases = match biases {
+            None => None,
+            Some([gate, up, down]) => Some(ExpertBiases {
+                gate: of_experts(gate, shape.hidden)?,
+                up: of_experts(up, shape.hidden)?,
+                down: of_experts(down, shape.width)?,
+            }),
+        };
+        let y = experts.compute(block as u32, logits, x, biases.as_ref())?;
         let hidden = &mut self.buffers[VectorBuffer::Hidden as usize];
         hidden.iter_mut().zip(y).for_each(|(sum, y)| *sum += y);
         Ok(())

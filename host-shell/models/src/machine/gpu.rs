@@ -3,15 +3,16 @@
 // UNSAFETY: launches kernels over addresses of memory that the machine owns, or that a layer holds.
 #![allow(unsafe_code)]
 
-use super::{BufferSizes, ModelBackend, ProductVectors, VectorBuffer};
+use super::{AttentionStep, BufferSizes, HeadVectors, ModelBackend, ProductVectors, VectorBuffer};
 use crate::experts::{
     self, CacheOptions, ExpertCounts, ExpertLayers, ExpertStep, GpuExperts, ReplacementPolicy,
 };
 use crate::llama::weights::{EmbeddingTable, ModelWeights, WeightMatrix};
 use nvme_compute::steps::StepKernels;
+use nvme_compute_kernel::experts::MATRICES;
 use nvme_compute_kernel::{
-    ArgmaxParameters, AttentionParameters, GemvParameters, RmsNorm, RopeParameters, SiluMul,
-    UnpackParameters, reference,
+    AddBias, ArgmaxParameters, AttentionParameters, GemvParameters, RmsNorm, RopeParameters,
+    SiluMul, UnpackParameters,
 };
 use nvme_host::cuda::{DeviceMemory, Gpu, PendingRows, ReadRange, Stream};
 use nvme_host::loader::{LayerLoader, LoadedLayer};
@@ -52,7 +53,7 @@ impl GpuMachine {
         let floats = |count: usize| DeviceMemory::new(gpu, count.max(1) * 4);
         let config = &sizes.config;
         let cached = sizes.positions as usize * sizes.cached() as usize;
-        let angles = reference::angles(sizes.positions, config.head_elements, config.rope_base);
+        let angles = config.angles(sizes.positions);
         let buffers = VectorBuffer::ALL.map(|buffer| floats(sizes.all_elements(buffer)));
         let cache = (0..config.layers).map(|_| Ok((floats(cached)?, floats(cached)?)));
         let tokens = sizes.tokens as usize;
@@ -200,10 +201,50 @@ impl ModelBackend for GpuMachine {
         unsafe { self.steps.gemv(&gemv, self.stream.handle()) }
     }
 
-    fn attend(&mut self, block: usize, position: u32, tokens: u32) -> Result<()> {
+    fn add_bias(
+        &mut self,
+        layer: &LoadedLayer,
+        bias: u64,
+        buffer: VectorBuffer,
+        tokens: u32,
+    ) -> Result<()> {
+        let add = AddBias {
+            bias: layer.address() + bias,
+            y: self.address(buffer),
+            elements: self.sizes.elements(buffer),
+            tokens,
+        };
+        // SAFETY: as for `product`.
+        unsafe { self.steps.add_bias(&add, self.stream.handle()) }
+    }
+
+    fn norm_heads(
+        &mut self,
+        layer: &LoadedLayer,
+        weight: u64,
+        vectors: HeadVectors,
+        tokens: u32,
+    ) -> Result<()> {
         let config = &self.sizes.config;
-        let (key_cache, value_cache) =
-            (self.cache[block].0.address(), self.cache[block].1.address());
+        let heads = self.address(vectors.buffer());
+        let norm = RmsNorm {
+            x: heads,
+            weight: layer.address() + weight,
+            y: heads,
+            elements: config.head_elements,
+            tokens: tokens * vectors.heads(config),
+            epsilon: config.epsilon,
+            reserved: 0,
+        };
+        // SAFETY: as for `product`; each lane reads its elements before it writes them.
+        unsafe { self.steps.rms_norm(&norm, self.stream.handle()) }
+    }
+
+    fn attend(&mut self, layer: &LoadedLayer, step: AttentionStep) -> Result<()> {
+        let config = &self.sizes.config;
+        let (keys, values) = &self.cache[step.block];
+        let (key_cache, value_cache) = (keys.address(), values.address());
+        let (position, tokens) = (step.position, step.tokens);
         let rope = RopeParameters {
             queries: self.address(VectorBuffer::Queries),
             keys: self.address(VectorBuffer::Keys),
@@ -216,19 +257,22 @@ impl ModelBackend for GpuMachine {
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_elements: config.head_elements,
-            reserved: 0,
+            halves: config.family.rotates_halves().into(),
         };
         let attention = AttentionParameters {
             queries: rope.queries,
             key_cache,
             value_cache,
             y: self.address(VectorBuffer::Attended),
+            sinks: step.sinks.map_or(0, |sinks| layer.address() + sinks),
             position,
             tokens,
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_elements: config.head_elements,
             scale: self.sizes.scale(),
+            window: step.window,
+            reserved: 0,
         };
         // SAFETY: as for `product`.
         unsafe {
@@ -249,7 +293,13 @@ impl ModelBackend for GpuMachine {
         unsafe { self.steps.silu_mul(&silu, self.stream.handle()) }
     }
 
-    fn experts(&mut self, block: usize, tokens: u32) -> Result<()> {
+    fn experts(
+        &mut self,
+        layer: &LoadedLayer,
+        block: usize,
+        tokens: u32,
+        biases: Option<[u64; MATRICES]>,
+    ) -> Result<()> {
         let Some(experts) = &self.experts else {
             return Err(Error::internal("a model without experts"));
         };
@@ -266,6 +316,9 @@ impl ModelBackend for GpuMachine {
                 x: at(VectorBuffer::Normed),
                 y: at(VectorBuffer::Hidden),
                 adds: true,
+                biases: biases.map_or([0; MATRICES], |biases| {
+                    biases.map(|at| layer.address() + at)
+                }),
                 probabilities: 0,
             };
             // SAFETY: the vectors belong to this machine, which waits for its stream before they are freed.

@@ -9,6 +9,7 @@ mod gpu;
 use crate::experts::ExpertCounts;
 use crate::llama::ModelConfig;
 use crate::llama::weights::{ModelWeights, WeightMatrix};
+use nvme_compute_kernel::experts::MATRICES;
 use nvme_host::Result;
 use nvme_host::loader::{LayerLoader, LoadedLayer};
 
@@ -124,6 +125,44 @@ impl ProductVectors {
     }
 }
 
+/// Vectors that consist of heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadVectors {
+    Queries,
+    Keys,
+}
+
+impl HeadVectors {
+    pub fn buffer(self) -> VectorBuffer {
+        match self {
+            Self::Queries => VectorBuffer::Queries,
+            Self::Keys => VectorBuffer::Keys,
+        }
+    }
+
+    /// Returns the number of heads of a token.
+    pub fn heads(self, config: &ModelConfig) -> u32 {
+        match self {
+            Self::Queries => config.heads,
+            Self::Keys => config.kv_heads,
+        }
+    }
+}
+
+/// The attention of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionStep {
+    /// Number of the layer of the model.
+    pub block: usize,
+    /// Position of the first token.
+    pub position: u32,
+    pub tokens: u32,
+    /// Positions that a query sees; 0 for all.
+    pub window: u32,
+    /// First byte of the heads' sinks in the layer.
+    pub sinks: Option<u64>,
+}
+
 /// The steps of a model.
 pub trait ModelBackend: Send {
     /// Returns its name.
@@ -151,15 +190,40 @@ pub trait ModelBackend: Send {
         vectors: ProductVectors,
     ) -> Result<()>;
 
-    /// Computes the attention of layer `block`, from `position` on, into [`VectorBuffer::Attended`].
-    fn attend(&mut self, block: usize, position: u32, tokens: u32) -> Result<()>;
+    /// Adds the numbers at byte `bias` of the layer to each vector of `buffer`.
+    fn add_bias(
+        &mut self,
+        layer: &LoadedLayer,
+        bias: u64,
+        buffer: VectorBuffer,
+        tokens: u32,
+    ) -> Result<()>;
+
+    /// Normalises each head of `vectors` in place, by the factors at byte `weight` of the layer.
+    fn norm_heads(
+        &mut self,
+        layer: &LoadedLayer,
+        weight: u64,
+        vectors: HeadVectors,
+        tokens: u32,
+    ) -> Result<()>;
+
+    /// Computes the attention of a layer into [`VectorBuffer::Attended`].
+    fn attend(&mut self, layer: &LoadedLayer, step: AttentionStep) -> Result<()>;
 
     /// Applies the activation to [`VectorBuffer::Gate`], times [`VectorBuffer::Up`], into the first.
     fn activate(&mut self, tokens: u32) -> Result<()>;
 
     /// Adds to [`VectorBuffer::Hidden`] the results of the experts of layer `block` for
-    /// [`VectorBuffer::Normed`], as the logits in [`VectorBuffer::Router`] select them.
-    fn experts(&mut self, block: usize, tokens: u32) -> Result<()>;
+    /// [`VectorBuffer::Normed`], as the logits in [`VectorBuffer::Router`] select them. `biases` are the first bytes of
+    /// those of gate, up and down in `layer`.
+    fn experts(
+        &mut self,
+        layer: &LoadedLayer,
+        block: usize,
+        tokens: u32,
+        biases: Option<[u64; MATRICES]>,
+    ) -> Result<()>;
 
     /// Returns the counters of the cache of experts, if there is one.
     fn expert_counts(&self) -> Result<Option<ExpertCounts>>;

@@ -6,8 +6,8 @@ use super::words::WordSplits;
 use crate::metadata::MetadataKeys;
 use nvme_host::{Error, Result};
 use std::collections::{HashMap, HashSet};
-use tokenizers::Model;
 use tokenizers::models::bpe::BPE;
+use tokenizers::{Model, NormalizedString, Normalizer};
 
 /// Writes texts as tokens.
 pub struct ByteEncoder {
@@ -55,7 +55,7 @@ impl ByteEncoder {
             merges: built(
                 BPE::builder()
                     .vocab_and_merges(vocabulary.numbers().collect::<Numbers>(), pairs)
-                    .ignore_merges(splits.is_llama3),
+                    .ignore_merges(splits.takes_words),
             )?,
             splits,
         })
@@ -63,7 +63,7 @@ impl ByteEncoder {
 
     /// True if texts begin with a BOS token when the file has no key that decides it.
     pub fn begins_by_default(&self) -> bool {
-        self.splits.is_llama3
+        self.splits.begins
     }
 
     pub fn encode(
@@ -72,6 +72,13 @@ impl ByteEncoder {
         tokens: &mut Vec<u32>,
         check: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
+        let mut text = NormalizedString::from(text);
+        if self.splits.composes {
+            tokenizers::normalizers::NFC
+                .normalize(&mut text)
+                .map_err(internal)?;
+        }
+        let text = text.get();
         if let Some(byte) = text.bytes().find(|byte| self.missing.contains(byte)) {
             return Err(refused(format!("it has no token for the byte {byte:#04x}")));
         }

@@ -14,23 +14,64 @@ const LLAMA3: &str = concat!(
     r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
+/// Splits of Qwen2 and Qwen3: as Llama 3, but one digit at a time.
+const QWEN2: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+/// Splits of tiktoken's o200k, which gpt-oss uses: words change where small letters end.
+const O200K: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
 /// Splits of llama.cpp for a file that names none: signs, then GPT-2's words, then numbers of three digits.
 const DEFAULT: [&str; 4] = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"];
 
 /// Rules of splitting a text into words, by the name that a GGUF file gives.
+#[derive(Default)]
 pub struct WordSplits {
     splits: Vec<Regex>,
-    /// True for Llama 3's rules: a word that is a token is taken whole, and texts begin with a token.
-    pub is_llama3: bool,
+    /// True if a word that is a token is taken whole.
+    pub takes_words: bool,
+    /// True if texts begin with a token, unless the file says otherwise.
+    pub begins: bool,
+    /// True if the characters of a text are composed first (NFC).
+    pub composes: bool,
 }
 
 impl WordSplits {
     pub fn named(name: Option<&str>) -> Result<Self> {
-        let (patterns, is_llama3): (&[&str], bool) = match name {
-            None | Some("default") => (&DEFAULT, false),
-            Some("gpt-2") => (&[GPT2], false),
-            Some("smollm") => (&[DIGITS, GPT2], false),
-            Some("llama-bpe" | "llama3" | "llama-v3") => (&[LLAMA3], true),
+        let plain = Self::default();
+        let (patterns, rules): (&[&str], Self) = match name {
+            None | Some("default") => (&DEFAULT, plain),
+            Some("gpt-2") => (&[GPT2], plain),
+            Some("smollm") => (&[DIGITS, GPT2], plain),
+            Some("llama-bpe" | "llama3" | "llama-v3") => {
+                let rules = Self {
+                    takes_words: true,
+                    begins: true,
+                    ..plain
+                };
+                (&[LLAMA3], rules)
+            }
+            Some("qwen2") => {
+                let rules = Self {
+                    composes: true,
+                    ..plain
+                };
+                (&[QWEN2], rules)
+            }
+            Some("gpt-4o") => {
+                let rules = Self {
+                    takes_words: true,
+                    ..plain
+                };
+                (&[O200K], rules)
+            }
             Some(name) => {
                 return Err(refused(format!("tokenizer.ggml.pre is {name}")));
             }
@@ -39,7 +80,7 @@ impl WordSplits {
         let splits = splits.collect::<std::result::Result<_, _>>();
         Ok(Self {
             splits: splits.map_err(|error| Error::internal(error.to_string()))?,
-            is_llama3,
+            ..rules
         })
     }
 
@@ -82,4 +123,39 @@ fn words<'t>(split: &Regex, text: &'t str, words: &mut Vec<&'t str>) -> Result<(
         words.push(&text[end..]);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use tokenizers::{NormalizedString, Normalizer};
+
+    /// The words in words.json are those of Hugging Face's Qwen2 tokenizer and of tiktoken's o200k
+    /// (tests/words_oracle.py).
+    #[test]
+    fn words_are_those_of_the_models_own_tokenizers() {
+        let texts: Vec<String> =
+            serde_json::from_str(include_str!("../../tests/tokenizer/texts.json")).unwrap();
+        let words: BTreeMap<String, Vec<Vec<usize>>> =
+            serde_json::from_str(include_str!("../../tests/tokenizer/words.json")).unwrap();
+        assert_eq!(words.len(), 2);
+        for (name, words) in words {
+            let splits = WordSplits::named(Some(&name)).unwrap();
+            assert_eq!(words.len(), texts.len());
+            for (text, expected) in texts.iter().zip(words) {
+                let mut text = NormalizedString::from(text.as_str());
+                if splits.composes {
+                    tokenizers::normalizers::NFC.normalize(&mut text).unwrap();
+                }
+                let mut found = Vec::new();
+                let mut word = |word: &str| {
+                    found.push(word.len());
+                    Ok(())
+                };
+                splits.each(text.get(), &mut word).unwrap();
+                assert_eq!(found, expected, "{name}: {:?}", text.get());
+            }
+        }
+    }
 }

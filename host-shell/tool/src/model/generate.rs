@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Generate text with a GGUF model of the architecture llama, whose weights stream from a drive
+/// Generate text with a GGUF model (llama, qwen3, qwen3moe, gpt-oss), whose weights stream from a drive
 #[derive(Args)]
 pub struct GenerateCommand {
     /// File of this machine, DEVICE:/path, or with --offset a device

@@ -18,7 +18,7 @@ pub fn model() -> Vec<u8> {
             context: 64,
             epsilon: 1e-5,
             rope_base: 10_000.0,
-            experts: None,
+            ..ModelConfig::default()
         },
         stored: StoredFormat::Q8_0,
         stored_head: StoredFormat::Q8_0,

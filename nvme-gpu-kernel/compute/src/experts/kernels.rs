@@ -5,8 +5,9 @@
 
 use super::cache::{CacheRequest, ExpertCache, words};
 use super::{
-    AdmitParameters, ChosenExpert, ExpertLocations, JoinParameters, NO_SLOT, ProductParameters,
-    ReplacementPolicy, RouteParameters, SettleParameters,
+    ActivateParameters, AdmitParameters, ChosenExpert, ExpertActivation, ExpertLocations,
+    JoinParameters, NO_SLOT, ProductParameters, ReplacementPolicy, RouteParameters,
+    SettleParameters,
 };
 use crate::arch::{FloatArray, butterfly64, exp, sum_of_warp, thread, warp};
 use crate::product::strip;
@@ -430,13 +431,51 @@ unsafe fn no_numbers(
 }
 
 entry! {
+    /// Activates the gates of all pairs. A thread takes one element a turn.
+    ///
+    /// # Safety
+    /// All memory that [`ActivateParameters`] names is allocated and stays so while the kernel runs.
+    pub unsafe fn nvme_moe_activate(activate: ActivateParameters) {
+        // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
+        let numbers = |address| unsafe { FloatArray::at(address) };
+        let (gate, up) = (numbers(activate.gate), numbers(activate.up));
+        let (gate_bias, up_bias) = (numbers(activate.gate_bias), numbers(activate.up_bias));
+        let limits = (activate.activation, activate.limit, activate.alpha);
+        let (Some(activation), Some(elements)) = (
+            ExpertActivation::of_numbers(limits),
+            NonZeroU64::new(activate.elements.into()),
+        ) else {
+            return;
+        };
+        let (mut at, threads) = thread();
+        while at < elements.get() * u64::from(activate.pairs) {
+            let (mut x, mut factor) = (gate.load(at), up.load(at));
+            if activate.gate_bias != 0 || activate.up_bias != 0 {
+                // SAFETY: the host vouches for the choices, as under `# Safety`.
+                let chosen = unsafe { chosen_of(activate.chosen, (at / elements) as u32) };
+                let of_expert = u64::from(chosen.expert) * elements.get() + at % elements;
+                if activate.gate_bias != 0 {
+                    x += gate_bias.load(of_expert);
+                }
+                if activate.up_bias != 0 {
+                    factor += up_bias.load(of_expert);
+                }
+            }
+            gate.store(at, activation.value_by(x, factor, exp));
+            at += threads;
+        }
+    }
+}
+
+entry! {
     /// Adds up the weighted results of a token's experts. A thread takes one element a turn.
     ///
     /// # Safety
     /// All memory that [`JoinParameters`] names is allocated and stays so while the kernel runs.
     pub unsafe fn nvme_moe_join(join: JoinParameters) {
         // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-        let (x, y) = unsafe { (FloatArray::at(join.x), FloatArray::at(join.y)) };
+        let numbers = |address| unsafe { FloatArray::at(address) };
+        let (x, y, bias) = (numbers(join.x), numbers(join.y), numbers(join.bias));
         let Some(elements) = NonZeroU64::new(join.elements.into()) else {
             return;
         };
@@ -449,7 +488,13 @@ entry! {
                 let pair = token as u32 * join.choices + choice;
                 // SAFETY: the host vouches for the choices and the vectors, as under `# Safety`.
                 let weight = unsafe { word_of(join.chosen, pair, 2) }.load(Order::Relaxed, Scope::Gpu);
-                sum += f32::from_bits(weight) * x.load(u64::from(pair) * elements.get() + element);
+                let mut result = x.load(u64::from(pair) * elements.get() + element);
+                if join.bias != 0 {
+                    // SAFETY: as above.
+                    let expert = unsafe { chosen_of(join.chosen, pair) }.expert;
+                    result += bias.load(u64::from(expert) * elements.get() + element);
+                }
+                sum += f32::from_bits(weight) * result;
                 choice += 1;
             }
             y.store(

@@ -4,18 +4,20 @@
 //! A layer's step is a chain of launches on one stream, and the host decides nothing in between. In this
 //! order: [`RouteParameters`] selects experts; [`AdmitParameters`] finds each in the cache or assigns a slot and lists
 //! the reads; `nvme_read_listed` (of `nvme-gpu-kernel`) reads them from the drive; [`SettleParameters`] marks slots
-//! whose reads failed; [`ProductParameters`] multiplies, once for each matrix; [`JoinParameters`] adds up the weighted
-//! results.
+//! whose reads failed; [`ProductParameters`] multiplies, once for each matrix; [`ActivateParameters`] joins gate and up;
+//! [`JoinParameters`] adds up the weighted results.
 
+mod activation;
 pub mod cache;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "experts"))]
 mod kernels;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod reference;
 
+pub use activation::ExpertActivation;
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 pub use kernels::{
-    nvme_moe_admit, nvme_moe_join, nvme_moe_product, nvme_moe_product_quantised,
+    nvme_moe_activate, nvme_moe_admit, nvme_moe_join, nvme_moe_product, nvme_moe_product_quantised,
     nvme_moe_product_wide, nvme_moe_route, nvme_moe_settle,
 };
 
@@ -223,7 +225,37 @@ pub struct ProductParameters {
     pub reserved: u32,
 }
 
-/// Parameters of `y[token] = sum of weight * x[pair]` over the pairs of a token in their order, added to `y`
+/// Parameters of the [`ExpertActivation`] of each pair's gate and up, into gate.
+///
+/// Argument of `nvme_moe_activate`. A gate that is NaN, because its expert is not loaded, stays NaN.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub struct ActivateParameters {
+    /// Address of `pairs` [`ChosenExpert`].
+    pub chosen: u64,
+    /// Address of a vector of `elements` elements for each pair, which is overwritten.
+    pub gate: u64,
+    /// Address of as many vectors.
+    pub up: u64,
+    /// Address of a vector of `elements` elements for each expert of the layer, which is added to gate; 0 for none.
+    pub gate_bias: u64,
+    /// Address of as many vectors, which are added to up; 0 for none.
+    pub up_bias: u64,
+    /// Number of elements of a vector.
+    pub elements: u32,
+    /// Number of choices of all tokens.
+    pub pairs: u32,
+    /// Number of the [`ExpertActivation`].
+    pub activation: u32,
+    /// Its limit, or 0.
+    pub limit: f32,
+    /// Its factor, or 0.
+    pub alpha: f32,
+    /// Reserved, 0.
+    pub reserved: u32,
+}
+
+/// Parameters of `y[token] = sum of weight * (x[pair] + bias)` over the pairs of a token in their order, added to `y`
 /// if `adds` is 1.
 ///
 /// Argument of `nvme_moe_join`. The order of the additions is fixed, so the same inputs give the same bits in
@@ -237,6 +269,8 @@ pub struct JoinParameters {
     pub x: u64,
     /// Address of the result, a vector for each token.
     pub y: u64,
+    /// Address of a vector of `elements` elements for each expert of the layer; 0 for none.
+    pub bias: u64,
     /// Number of tokens.
     pub tokens: u32,
     /// Number of choices of a token.

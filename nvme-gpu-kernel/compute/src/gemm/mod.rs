@@ -159,7 +159,7 @@ pub struct GemmStreamed {
     pub stages: u64,
     /// Limit of the time that blocks wait for each other, in nanoseconds.
     pub patience_ns: u64,
-    /// Number of the [`StoredFormat`](nvme_formats::StoredFormat) of `W`: not f32.
+    /// Number of the [`StoredFormat`](nvme_formats::StoredFormat) of `W`: neither f32 nor MXFP4.
     pub stored: u32,
     /// Number of blocks that read, at least 1.
     pub readers: u32,

@@ -550,14 +550,24 @@ class Experts:
         layers: list[tuple[_Placed, _Placed, _Placed]],
         shape: tuple[int, int, int, int],
         over_all: bool,
+        limits: tuple[float | None, float | None],
         cache: tuple[int, str, list[tuple[int, int]], int] | None = None,
     ) -> Experts: ...
     def sizes(self) -> tuple[int, int, int]: ...
-    def compute(self, layer: int, logits: View, x: View, out: View, adds: bool) -> Operation: ...
+    def compute(
+        self,
+        layer: int,
+        logits: View,
+        x: View,
+        out: View,
+        adds: bool,
+        biases: tuple[View, View, View] | None = None,
+    ) -> Operation: ...
     def step_on_gpu(
         self,
         shape: tuple[int, int],
         addresses: tuple[int, int, int, int],
+        biases: list[int],
         adds: bool,
         stream: int,
         buffers: Any | None = None,

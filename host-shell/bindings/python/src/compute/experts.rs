@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::host::HostCall;
+use super::router::activation;
 use super::steps::stored;
 use crate::error::ExceptionParts;
 use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
@@ -13,7 +14,8 @@ use crate::view::PyView;
 use crate::wait;
 use nvme_host::Error;
 use nvme_models::experts::{
-    self, CacheOptions, ExpertMatrices, ExpertShape, ExpertStep, GpuExperts, ReplacementPolicy,
+    self, CacheOptions, ExpertBiases, ExpertMatrices, ExpertShape, ExpertStep, GpuExperts,
+    ReplacementPolicy,
 };
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -61,13 +63,14 @@ impl PyExperts {
     /// Creates the experts. `layers` has gate, up and down of each layer; `shape` is width, hidden, experts,
     /// choices.
     #[new]
-    #[pyo3(signature = (store, layers, shape, over_all, cache=None))]
+    #[pyo3(signature = (store, layers, shape, over_all, limits, cache=None))]
     fn new(
         py: Python<'_>,
         store: &PyStore,
         layers: Vec<(Place, Place, Place)>,
         shape: (u32, u32, u32, u32),
         over_all: bool,
+        limits: (Option<f32>, Option<f32>),
         cache: Option<Cache>,
     ) -> PyResult<Self> {
         let open = store.get()?;
@@ -78,6 +81,7 @@ impl PyExperts {
             experts: count,
             choices,
             over_all,
+            activation: activation(limits)?,
         };
         let place = |(offset, format): Place| -> Result<ExpertMatrices, ExceptionParts> {
             Ok(ExpertMatrices {
@@ -128,6 +132,7 @@ impl PyExperts {
     }
 
     /// Computes a layer's results, by threads of the host; added to `out` with `adds`.
+    #[pyo3(signature = (layer, logits, x, out, adds, biases=None))]
     fn compute(
         &self,
         layer: u32,
@@ -135,12 +140,18 @@ impl PyExperts {
         x: Py<PyView>,
         out: Py<PyView>,
         adds: bool,
+        biases: Option<(Py<PyView>, Py<PyView>, Py<PyView>)>,
     ) -> PyResult<PyOperation> {
         let opened = self.opened.get()?;
         let mut call = HostCall::default();
         let logits = call.input::<f32>(logits, "logits")?;
         let x = call.input::<f32>(x, "x")?;
         let out = call.output::<f32>(out, "out")?;
+        let mut bias = |view| call.input::<f32>(view, "a bias");
+        let biases = match biases {
+            None => None,
+            Some((gate, up, down)) => Some([bias(gate)?, bias(up)?, bias(down)?]),
+        };
         call.start(move || {
             // SAFETY: inside of the call, once.
             let (logits, x, out) = unsafe { (logits.get(), x.get(), out.get()) };
@@ -148,7 +159,12 @@ impl PyExperts {
                 let cause = format!("out has {} elements, x {}", out.len(), x.len());
                 return Err(Error::usage(cause, "use as many"));
             }
-            let found = opened.experts.compute(layer, logits, x);
+            let biases = biases.map(|biases| {
+                // SAFETY: as above.
+                let [gate, up, down] = biases.map(|bias| unsafe { bias.get() }.to_vec());
+                ExpertBiases { gate, up, down }
+            });
+            let found = opened.experts.compute(layer, logits, x, biases.as_ref());
             if found.is_err() {
                 // Results that are not computed are NaN.
                 out.fill(f32::NAN);
@@ -161,13 +177,15 @@ impl PyExperts {
     }
 
     /// Puts a layer's step into `stream` of the store's GPU. The addresses of logits, vectors, results and probabilities,
-    /// the last one 0 for none.
-    #[pyo3(signature = (shape, addresses, adds, stream, buffers=None))]
+    /// the last one 0 for none, and of the biases of gate, up and down.
+    #[pyo3(signature = (shape, addresses, biases, adds, stream, buffers=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python calls it by position")]
     fn step_on_gpu(
         &self,
         py: Python<'_>,
         shape: (u32, u32),
         addresses: (u64, u64, u64, u64),
+        biases: [u64; 3],
         adds: bool,
         stream: u64,
         buffers: Option<Py<PyAny>>,
@@ -183,6 +201,7 @@ impl PyExperts {
             x,
             y,
             adds,
+            biases,
             probabilities,
         };
         let store = Arc::clone(&opened.store);

@@ -126,6 +126,22 @@ pub fn route_by_rule_on_cpu(
     })
 }
 
+/// Returns the activation that is clamped to a limit, and with a factor, too, that of gpt-oss.
+pub fn activation(limits: (Option<f32>, Option<f32>)) -> Result<ExpertActivation, ExceptionParts> {
+    match limits {
+        (None, None) => Ok(ExpertActivation::SwiGlu),
+        (Some(limit), None) => Ok(ExpertActivation::ClampedSwiGlu { limit }),
+        (Some(limit), Some(alpha)) => Ok(ExpertActivation::GptOss { limit, alpha }),
+        (None, Some(_)) => {
+            let cause = "alpha is given without a limit";
+            Err(ExceptionParts::usage(
+                cause,
+                "give both, as gpt-oss has them",
+            ))
+        }
+    }
+}
+
 /// Computes the activation of each element; with `limit` clamped, with `alpha` that of gpt-oss.
 #[pyfunction]
 #[pyo3(signature = (gate, up, limit, alpha, out))]
@@ -136,15 +152,7 @@ pub fn activate_on_cpu(
     alpha: Option<f32>,
     out: Py<PyView>,
 ) -> PyResult<PyOperation> {
-    let activation = match (limit, alpha) {
-        (None, None) => ExpertActivation::SwiGlu,
-        (Some(limit), None) => ExpertActivation::ClampedSwiGlu { limit },
-        (Some(limit), Some(alpha)) => ExpertActivation::GptOss { limit, alpha },
-        (None, Some(_)) => {
-            let cause = "alpha is given without a limit";
-            return Err(ExceptionParts::usage(cause, "give both, as gpt-oss has them").into());
-        }
-    };
+    let activation = activation((limit, alpha))?;
     let mut call = HostCall::default();
     let gate = call.input::<f32>(gate, "gate")?;
     let up = call.input::<f32>(up, "up")?;

@@ -8,7 +8,7 @@ use crate::operation::PyOperation;
 use crate::process::OfProcess;
 use crate::view::PyView;
 use crate::wait;
-use nvme_compute::steps::by_cpu::{self, TokenHeads};
+use nvme_compute::steps::by_cpu::{self, AttentionRule, TokenHeads};
 use nvme_compute::steps::{
     ArgmaxParameters, AttentionParameters, GemvParameters, RmsNorm, RopeParameters, SiluMul,
     UnpackParameters,
@@ -38,7 +38,7 @@ pub fn stored(number: u32) -> Result<StoredFormat, ExceptionParts> {
     StoredFormat::of_number(number).ok_or_else(|| {
         ExceptionParts::usage(
             format!("{number} is no format of weights"),
-            "use one of f32, f16, bf16, q4_0, q4_1, q8_0, q4_k and q6_k",
+            "use one of f32, f16, bf16, q4_0, q4_1, q8_0, q4_k, q6_k and mxfp4",
         )
     })
 }
@@ -152,7 +152,7 @@ pub fn rope_on_cpu(
         unsafe {
             by_cpu::rope(
                 heads(shape),
-                angles.get(),
+                (angles.get(), false),
                 queries.get(),
                 (keys.get(), values.get()),
                 (key_cache.get(), value_cache.get()),
@@ -179,7 +179,11 @@ pub fn attention_on_cpu(
         // SAFETY: inside of the call, once each.
         unsafe {
             let caches = (keys.get(), values.get());
-            by_cpu::attention(heads(shape), queries.get(), caches, scale, out.get())
+            let rule = AttentionRule {
+                scale,
+                ..AttentionRule::default()
+            };
+            by_cpu::attention(heads(shape), queries.get(), caches, rule, out.get())
         }
     })
 }
@@ -344,7 +348,7 @@ impl PySteps {
             heads,
             kv_heads,
             head_elements,
-            reserved: 0,
+            halves: 0,
         };
         let steps = self.steps.get()?;
         // SAFETY: as for `gemv`.
@@ -374,6 +378,7 @@ impl PySteps {
             kv_heads,
             head_elements,
             scale,
+            ..AttentionParameters::default()
         };
         let steps = self.steps.get()?;
         // SAFETY: as for `gemv`.

@@ -192,13 +192,14 @@ def moe_load_balance(counts: Any, probabilities: Any = None) -> Balance:
 
 
 class Experts(Launching):
-    """Layers of experts on a store: ``down @ (silu(gate @ x) * (up @ x))`` for each of a token's experts, added up by the
+    """Layers of experts on a store: ``down @ activation(gate @ x, up @ x)`` for each of a token's experts, added up by the
     weights of its router. Only those that were chosen are read.
 
     ``layers``: for each layer gate, up and down, each as ``(offset, format)``: the first byte of the matrices of all its
     experts, one after the other as GGUF has them, and a format of :func:`gemv`. ``width``: elements of a token's vector;
-    ``hidden``: rows of gate and up; both multiples of 32, of 256 for ``q4_k`` and ``q6_k``. ``experts``: of a layer, 4,096
-    at most. ``choices``: experts of a token. ``over_all``: as for :func:`moe_router`.
+    ``hidden``: rows of gate and up; both multiples of 32, of 64 for ``mxfp4``, of 256 for ``q4_k`` and ``q6_k``.
+    ``experts``: of a layer, 4,096 at most. ``choices``: experts of a token. ``over_all``: as for :func:`moe_router`.
+    ``limit``, ``alpha``: of the activation, as for :func:`moe_activation`.
 
     ``cache_bytes``: memory of the store's GPU for experts; None: only memory of the host is computed with. ``policy``: which
     expert makes room for another. ``pinned``: ``(layer, expert)`` that are read now and stay. ``tokens``: tokens of a step
@@ -220,6 +221,8 @@ class Experts(Launching):
         experts: int,
         choices: int,
         over_all: bool = False,
+        limit: float | None = None,
+        alpha: float | None = None,
         cache_bytes: int | None = None,
         policy: Literal["lru", "lfu", "clock"] = "lru",
         pinned: Sequence[tuple[int, int]] = (),
@@ -236,7 +239,8 @@ class Experts(Launching):
             cache = (t.whole("cache_bytes", cache_bytes, 0, (1 << 63) - 1), str(policy), kept, self._tokens)
         self._store, self._layers = store, len(places)
         self._shape = (sizes[0], sizes[1], sizes[2], sizes[3])
-        self._native = _native.Experts(native, places, self._shape, t.flag("over_all", over_all), cache)
+        limits = (None if limit is None else float(limit), None if alpha is None else float(alpha))
+        self._native = _native.Experts(native, places, self._shape, t.flag("over_all", over_all), limits, cache)
 
     @property
     def store(self) -> Store:
@@ -271,14 +275,15 @@ class Experts(Launching):
         out: Any = None,
         *,
         accumulate: bool = False,
+        biases: tuple[Any, Any, Any] | None = None,
         probabilities: Any = None,
         check: t.Check | None = None,
     ) -> Any:
         """The results of a layer's experts, added up for each token.
 
         ``logits``: float32 of the shape ``(tokens, experts)``, what the layer's router says. ``x``: ``(tokens, width)``.
-        ``out``: as ``x``, which is returned; with ``accumulate`` results are added to it. ``probabilities``: as the logits,
-        gets the softmax over all experts.
+        ``out``: as ``x``, which is returned; with ``accumulate`` results are added to it. ``biases``: of gate, up and down,
+        float32, a row for each expert. ``probabilities``: as the logits, gets the softmax over all experts.
 
         On the store's GPU the choice, the reads of experts that are not in the cache, and the products are put into the
         current stream of torch, which may be captured. Steps of one cache follow one another: in one stream, or ordered by
@@ -289,18 +294,20 @@ class Experts(Launching):
         was not read.
         """
         t.known(check)
-        width, _, experts, _ = self._shape
+        width, hidden, experts, _ = self._shape
         which = t.whole("layer", layer, 0, self._layers - 1)
         r, v = t.operand(logits, "logits", _F32), t.operand(x, "x", _F32)
         t.shaped(v, "x", ("tokens", width))
         t.shaped(r, "logits", (v.shape[0], experts))
         if accumulate and out is None:
             raise Usage("accumulate without out", "pass the sums so far as out")
-        gpu = t.together(logits=r, x=v)
+        of_matrices = self._biases(biases, (hidden, hidden, width))
+        gpu = t.together(logits=r, x=v, **{f"bias_{number}": bias for number, bias in enumerate(of_matrices)})
         y = t.place(out, "out", v, v.shape)
         of_all = None if probabilities is None else t.place(probabilities, "probabilities", r, r.shape)
         if gpu is None:
-            t.run(self._native.compute(which, r.view, v.view, y.view, t.flag("accumulate", accumulate)))
+            views = (of_matrices[0].view, of_matrices[1].view, of_matrices[2].view) if of_matrices else None
+            t.run(self._native.compute(which, r.view, v.view, y.view, t.flag("accumulate", accumulate), views))
             if of_all is not None:
                 _softmax(r, of_all)
             return y.value
@@ -308,9 +315,22 @@ class Experts(Launching):
         if v.shape[0] > self._tokens:
             raise Usage(f"a step of {v.shape[0]} tokens", f"use {self._tokens} at most, or a larger tokens=")
         addresses = (r.address, v.address, y.address, 0 if of_all is None else of_all.address)
-        given = (which, v.shape[0])
-        t.checked(self._native.step_on_gpu(given, addresses, t.flag("accumulate", accumulate), t.stream(gpu)), check)
+        given, offsets = (which, v.shape[0]), [bias.address for bias in of_matrices] or [0, 0, 0]
+        adds = t.flag("accumulate", accumulate)
+        t.checked(self._native.step_on_gpu(given, addresses, offsets, adds, t.stream(gpu)), check)
         return y.value
+
+    def _biases(self, biases: tuple[Any, Any, Any] | None, rows: tuple[int, int, int]) -> list[t.Operand]:
+        """The biases of gate, up and down as operands, or none."""
+        if biases is None:
+            return []
+        given = list(biases)
+        if len(given) != 3:
+            raise Usage(f"{len(given)} biases are given", "give those of gate, up and down")
+        found = [t.operand(bias, "a bias", _F32) for bias in given]
+        for bias, count in zip(found, rows):
+            t.shaped(bias, "a bias", (self._shape[2], count))
+        return found
 
     def counts(self) -> Counts:
         """What the cache on the GPU has counted. Waits for the GPU. Raises :class:`Usage` without a cache."""
@@ -348,10 +368,12 @@ def moe_experts_compute(
     out: Any = None,
     *,
     accumulate: bool = False,
+    biases: tuple[Any, Any, Any] | None = None,
     probabilities: Any = None,
     check: t.Check | None = None,
 ) -> Any:
     """:meth:`Experts.compute` of ``experts``."""
     if not isinstance(experts, Experts):
         raise TypeError(f"experts is of the type {type(experts).__name__}: use nvme_gpu.compute.Experts")
-    return experts.compute(layer, logits, x, out, accumulate=accumulate, probabilities=probabilities, check=check)
+    given = {"accumulate": accumulate, "biases": biases, "probabilities": probabilities}
+    return experts.compute(layer, logits, x, out, check=check, **given)

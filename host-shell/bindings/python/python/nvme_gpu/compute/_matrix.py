@@ -24,7 +24,7 @@ class Matrix(Launching):
     """A matrix on a store, row after row, as a file of tensors has it: its products are computed while it is read.
 
     ``offset``: its first byte in the store, an even number. ``format``: as for :func:`gemv`. ``shape``:
-    ``(rows, columns)``; ``columns`` is a multiple of 32, of 256 for ``q4_k`` and ``q6_k``.
+    ``(rows, columns)``; ``columns`` is a multiple of 32, of 64 for ``mxfp4``, of 256 for ``q4_k`` and ``q6_k``.
 
     On a GPU a kernel reads it and multiplies what has landed: the store is one drive, opened with that GPU. No copy of it
     is made in memory of the GPU. Closing the store closes it. Any number of threads may use it.

@@ -18,8 +18,9 @@ def gemv(weights: Any, x: Any, out: Any = None, *, format: Any = None, accumulat
     """The product of a matrix, as it is stored, and one vector or several: ``y = W x``.
 
     ``weights``: ``(rows, columns)`` of float32, float16 or bfloat16, or uint8 of the shape ``(rows, bytes of a row)`` with
-    ``format``, one of ``"q4_0"``, ``"q4_1"``, ``"q8_0"``, ``"q4_k"``, ``"q6_k"``, ``"float32"``, ``"float16"`` and
-    ``"bfloat16"``: blocks as GGUF has them. ``columns`` is a multiple of 32, of 256 for ``q4_k`` and ``q6_k``.
+    ``format``, one of ``"q4_0"``, ``"q4_1"``, ``"q8_0"``, ``"q4_k"``, ``"q6_k"``, ``"mxfp4"``, ``"float32"``,
+    ``"float16"`` and ``"bfloat16"``: blocks as GGUF has them. ``columns`` is a multiple of 32, of 64 for ``mxfp4``, of 256
+    for ``q4_k`` and ``q6_k``.
     ``x``: float32 of the shape ``(columns,)`` or ``(vectors, columns)``.
     ``out``: float32 of the shape ``(rows,)`` or ``(vectors, rows)``; with ``accumulate`` the product is added to it.
 

@@ -46,8 +46,9 @@ FORMATS: dict[str, tuple[int, int, int]] = {
     "q4_k": (12, 256, 144),
     "q6_k": (14, 256, 210),
     "bfloat16": (30, 1, 2),
+    "mxfp4": (39, 64, 34),
 }
-"""Name: its number, elements of a block, and bytes of a block."""
+"""Name: its number, elements of a block, and bytes of a block; two blocks of MXFP4, whose bytes are an odd number."""
 _NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 UNIT = 32
 """Elements that all rows are whole multiples of."""

@@ -21,8 +21,30 @@ pub enum ExpertActivation {
 }
 
 impl ExpertActivation {
-    /// Returns the activation of one element. NaN stays NaN, clamped or not.
-    pub fn value(self, gate: f32, up: f32) -> f32 {
+    /// Returns the activation's number for kernels, its limit and its factor; 0 where it has none.
+    pub const fn numbers(self) -> (u32, f32, f32) {
+        match self {
+            Self::SwiGlu => (0, 0.0, 0.0),
+            Self::ClampedSwiGlu { limit } => (1, limit, 0.0),
+            Self::GptOss { limit, alpha } => (2, limit, alpha),
+        }
+    }
+
+    /// Returns the activation with these [`numbers`](Self::numbers).
+    #[inline(always)]
+    pub const fn of_numbers((number, limit, alpha): (u32, f32, f32)) -> Option<Self> {
+        match number {
+            0 => Some(Self::SwiGlu),
+            1 => Some(Self::ClampedSwiGlu { limit }),
+            2 => Some(Self::GptOss { limit, alpha }),
+            _ => None,
+        }
+    }
+
+    /// Returns the activation of one element, with the machine's function `exp`. NaN stays NaN, clamped or not.
+    #[inline(always)]
+    pub fn value_by(self, gate: f32, up: f32, exp: impl Fn(f32) -> f32) -> f32 {
+        let sigmoid = |x: f32| 1.0 / (1.0 + exp(-x));
         match self {
             Self::SwiGlu => gate * sigmoid(gate) * up,
             Self::ClampedSwiGlu { limit } => {
@@ -36,7 +58,14 @@ impl ExpertActivation {
         }
     }
 
+    /// Returns the activation of one element on the CPU.
+    #[cfg(not(target_arch = "nvptx64"))]
+    pub fn value(self, gate: f32, up: f32) -> f32 {
+        self.value_by(gate, up, f32::exp)
+    }
+
     /// Replaces each element of `gate` by its activation with that of `up`, as far as both go.
+    #[cfg(not(target_arch = "nvptx64"))]
     pub fn apply(self, gate: &mut [f32], up: &[f32]) {
         for (gate, up) in gate.iter_mut().zip(up) {
             *gate = self.value(*gate, *up);
@@ -45,15 +74,11 @@ impl ExpertActivation {
 }
 
 /// Limits both, by comparisons with which NaN stays: `f32::min` would return the limit.
+#[inline(always)]
 fn clamped(gate: f32, up: f32, limit: f32) -> (f32, f32) {
     let at_most = |x: f32| if x > limit { limit } else { x };
     let up = at_most(up);
     (at_most(gate), if up < -limit { -limit } else { up })
-}
-
-/// Returns 1 / (1 + e^-x).
-pub(super) fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
 }
 
 #[cfg(test)]
@@ -73,6 +98,10 @@ mod tests {
         assert_eq!(oss.value(100.0, 100.0), oss.value(7.0, 7.0));
         assert_eq!(oss.value(0.0, 3.0), 0.0);
         for activation in [ExpertActivation::SwiGlu, clamped, oss] {
+            assert_eq!(
+                ExpertActivation::of_numbers(activation.numbers()),
+                Some(activation)
+            );
             assert!(activation.value(f32::NAN, 1.0).is_nan());
             assert!(activation.value(1.0, f32::NAN).is_nan());
         }
