@@ -12,7 +12,7 @@ use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
 /// The symbols.
-pub const NAMES: [&CStr; 70] = [
+pub const NAMES: [&CStr; 72] = [
     c"nvme_gemv",
     c"nvme_gemv_wide",
     c"nvme_gemv_quantised",
@@ -20,6 +20,7 @@ pub const NAMES: [&CStr; 70] = [
     c"nvme_rope",
     c"nvme_attention",
     c"nvme_silu_mul",
+    c"nvme_add_bias",
     c"nvme_argmax",
     c"nvme_take_token",
     c"nvme_unpack",
@@ -39,6 +40,7 @@ pub const NAMES: [&CStr; 70] = [
     c"nvme_moe_product",
     c"nvme_moe_product_wide",
     c"nvme_moe_product_quantised",
+    c"nvme_moe_activate",
     c"nvme_moe_join",
     c"nvme_page_summaries",
     c"nvme_score_pages",
@@ -146,12 +148,14 @@ launches! {
         kernel::ROPE => entries::nvme_rope;
         kernel::ATTENTION => entries::nvme_attention;
         kernel::SILU_MUL => entries::nvme_silu_mul;
+        kernel::ADD_BIAS => entries::nvme_add_bias;
         kernel::ARGMAX => entries::nvme_argmax;
         kernel::TAKE_TOKEN => entries::nvme_take_token;
         kernel::UNPACK => entries::nvme_unpack;
         kernel::MOE_ROUTE => entries::nvme_moe_route;
         kernel::MOE_SETTLE => entries::nvme_moe_settle;
         kernel::MOE_PRODUCT => entries::nvme_moe_product;
+        kernel::MOE_ACTIVATE => entries::nvme_moe_activate;
         kernel::MOE_JOIN => entries::nvme_moe_join;
         kernel::PAGE_SUMMARIES => entries::nvme_page_summaries;
         kernel::SCORE_PAGES => entries::nvme_score_pages;
