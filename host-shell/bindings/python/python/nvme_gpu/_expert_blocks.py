@@ -33,8 +33,8 @@ class ExpertBlock(NamedTuple):
     module: Any
     parent: Any
     layer: int
-    count: int
-    """Experts."""
+    experts: int
+    """How many."""
     form: ExpertForm
     dtype: Any
     device: Any
@@ -139,8 +139,9 @@ def _form(module: Any, name: str, about: dict[str, Any]) -> ExpertForm:
     flags = {flag: getattr(module, flag, None) for flag in ("has_gate", "has_bias", "is_transposed", "is_concatenated")}
     if flags["has_gate"] is not True or not all(isinstance(one, bool) for one in flags.values()):
         raise Usage(f"{name} says of itself {flags}", "use transformers 5.19")
-    shape = about["down_proj"][0] if "down_proj" in about else ()
+    shape: tuple[int, ...] = about["down_proj"][0] if "down_proj" in about else ()
     if len(shape) != 3:
         raise Usage(f"{name}.down_proj has the shape {shape}", "use transformers 5.19")
-    width, hidden = shape[:0:-1] if flags["is_transposed"] else shape[1:]
-    return ExpertForm(width, hidden, flags["is_transposed"], not flags["is_concatenated"], flags["has_bias"])
+    is_transposed = bool(flags["is_transposed"])
+    width, hidden = (shape[2], shape[1]) if is_transposed else (shape[1], shape[2])
+    return ExpertForm(width, hidden, is_transposed, not flags["is_concatenated"], bool(flags["has_bias"]))

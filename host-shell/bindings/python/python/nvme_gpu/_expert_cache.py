@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from . import _buffers
@@ -118,7 +118,7 @@ class ExpertCache:
 
     def pieces(
         self, bank: ExpertBank, wanted: Sequence[int], on_error: OnReadError, guess: Callable[[], None] | None = None
-    ) -> Iterator[dict[int, int | None]]:
+    ) -> Generator[dict[int, int | None], None, None]:
         """The slots of the experts ``wanted``, in one or more pieces; None for one that was not read. The slots of a piece
         are good until the next piece is asked for. ``guess`` is called when all reads of the step have ended.
 

@@ -177,7 +177,10 @@ def load_model(
         kind.__init__(self, *arguments, **more)
         strip(self)
 
-    made = type(kind.__name__, (kind,), {"__init__": without_experts, "__module__": kind.__module__})
+    # What the model does not have is no surprise, and transformers does not read it.
+    ignored = [*(getattr(kind, "_keys_to_ignore_on_load_unexpected", None) or []), r"\.experts\."]
+    about_class = {"__init__": without_experts, "__module__": kind.__module__, "_keys_to_ignore_on_load_unexpected": ignored}
+    made: Any = type(kind.__name__, (kind,), about_class)
     model, about = made.from_pretrained(path, config=config, output_loading_info=True, **options)
     if about["missing_keys"]:
         raise Usage(
@@ -222,9 +225,9 @@ def _banks(files: ExpertFiles, blocks: list[ExpertBlock]) -> tuple[list[ExpertBa
     banks, scratch = [], []
     for number, block in enumerate(blocks):
         layout = files.layout(block.layer)
-        if len(layout) != block.count:
+        if len(layout) != block.experts:
             raise Usage(
-                f"{layout.name} has {len(layout)} experts, and {block.name} {block.count}", "name the files of this model"
+                f"{layout.name} has {len(layout)} experts, and {block.name} {block.experts}", "name the files of this model"
             )
         scratch.append(check_stored(layout, block.form, block.name))
         banks.append(ExpertBank(number, layout, files._check_unchanged))
@@ -259,12 +262,12 @@ def _caches(
     budget, reads, guesses = numbers
     keys = [(block.form, block.dtype, device) for block, device in zip(blocks, where)]
     slot_bytes = {key: key[0].elements * torch.empty(0, dtype=key[1]).element_size() for key in keys}
-    totals = {key: sum(slot_bytes[key] * b.count for k, b in zip(keys, blocks) if k == key) for key in keys}
+    totals = {key: sum(slot_bytes[key] * b.experts for k, b in zip(keys, blocks) if k == key) for key in keys}
     lock = threading.RLock()
     made: dict[Any, ExpertCache] = {}
     for key, total in totals.items():
         those = [number for number, one in enumerate(keys) if one == key]
-        most = sum(blocks[number].count for number in those)
+        most = sum(blocks[number].experts for number in those)
         largest = max(banks[number].layout.memory_bytes for number in those)
         plan = CachePlan.of(
             budget * total // sum(totals.values()),
@@ -293,7 +296,7 @@ def _streamed_experts() -> Any:
             self, block: ExpertBlock, bank: ExpertBank, cache: ExpertCache, stream: ExpertStream, on_error: Any, following: Any
         ) -> None:
             super().__init__()
-            self.num_experts = block.count
+            self.num_experts = block.experts
             self._name, self._bank, self._cache, self._stream = block.name, bank, cache, stream
             self._on_error = on_error
             # In tuples, so that they are no submodules of this one.
