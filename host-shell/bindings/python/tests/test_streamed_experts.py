@@ -1,4 +1,4 @@
-"""Experts that stay in files, in models of torch that look like those of transformers: test_transformers.py has the real ones."""
+"""Experts that stay in files, in models of torch that look like those of transformers; test_transformers.py has real ones."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_parameters_are_freed_and_the_model_is_not_saved_without_them(tmp_path):
     with stream:
         names = [name for name, _ in model.named_parameters()]
         assert names == [f"model.layers.{layer}.mlp.gate.weight" for layer in range(LAYERS)]
-        assert all(not one.mlp.experts._inner[0]._parameters for one in model.model.layers)
+        assert all(not one.mlp.experts.layer.inner._parameters for one in model.model.layers)
         refused(model.state_dict, "model.layers.0.mlp.experts lie in files")
     refused(lambda: model(tokens(1)), "are closed")
     stream.close()

@@ -5,17 +5,16 @@ Needs ``transformers`` (tested with 5.19.0) and ``torch``, which are imported wh
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
-from contextlib import closing
 from collections.abc import Callable
 from typing import Any
 
 from . import _arguments
 from ._errors import Usage
-from ._expert_blocks import ExpertBlock, check_implementation, find_blocks, release, strip
+from ._expert_blocks import ExpertBlock, find_blocks, release, strip
 from ._expert_cache import CachePlan, ExpertBank, ExpertCache, ExpertCounts, OnReadError
+from ._expert_layer import ExpertLayer, module_class
 from ._expert_slots import ExpertSlots, check_stored
 from .compute._expert_files import ExpertFiles
 
@@ -115,31 +114,25 @@ def stream_experts(
 
     if on_error not in ("raise", "nan"):
         raise Usage(f"on_error is {on_error!r}", "use 'raise' or 'nan'")
-    part = float(share)
-    if not 0 < part <= 1:
-        raise Usage(f"share is {share}", "use a part above 0, and 1 at most")
+    numbers = _numbers(cache_bytes, reads, guesses, share)
     blocks = find_blocks(model)
-    numbers = (
-        _arguments.whole("cache_bytes", cache_bytes, 1, (1 << 63) - 1),
-        _arguments.whole("reads", reads, 1, 4096),
-        _arguments.whole("guesses", guesses, 0, 4096),
-    )
     files, owns = _files_of(source, options)
     try:
         banks, scratch = _banks(files, blocks)
         where = [_device(torch, model, block, device) for block in blocks]
-        caches = _caches(torch, blocks, where, banks, scratch, numbers, part)
+        caches = _caches(torch, blocks, where, banks, scratch, numbers)
     except BaseException:
         if owns:
             files.close()
         raise
     stream = ExpertStream(files, owns, list(dict.fromkeys(caches)), banks)
-    following: Any = None
-    for block, bank, cache in reversed(list(zip(blocks, banks, caches))):
-        made = _streamed_experts()(block, bank, cache, stream, on_error, following if guesses else None)
+    check = stream._check_open
+    layers = [ExpertLayer(torch, *one, check, on_error) for one in zip(blocks, banks, caches)]
+    for layer, following in zip(layers, layers[1:] if guesses else []):
+        layer.following = following
+    for block, layer in zip(blocks, layers):
         release(block.module)
-        setattr(block.parent, block.name.rpartition(".")[2], made)
-        following = made
+        setattr(block.parent, block.name.rpartition(".")[2], module_class()(layer))
     return stream
 
 
@@ -206,6 +199,18 @@ def _leave_quantisation_out(transformers: Any, config: Any, options: dict[str, A
         raise Usage(f"the checkpoint is quantised by {method}", "pass quantization_config= for what is not an expert")
 
 
+def _numbers(cache_bytes: Any, reads: Any, guesses: Any, share: Any) -> tuple[int, int, int, float]:
+    part = float(share)
+    if not 0 < part <= 1:
+        raise Usage(f"share is {share}", "use a part above 0, and 1 at most")
+    return (
+        _arguments.whole("cache_bytes", cache_bytes, 1, (1 << 63) - 1),
+        _arguments.whole("reads", reads, 1, 4096),
+        _arguments.whole("guesses", guesses, 0, 4096),
+        part,
+    )
+
+
 def _files_of(source: Any, options: dict[str, Any]) -> tuple[ExpertFiles, bool]:
     if isinstance(source, ExpertFiles):
         if options:
@@ -254,12 +259,11 @@ def _caches(
     where: list[Any],
     banks: list[ExpertBank],
     scratch: list[int],
-    numbers: tuple[int, int, int],
-    share: float,
+    numbers: tuple[int, int, int, float],
 ) -> list[ExpertCache]:
     """The cache of each block: one for all of a form on a device, which has as large a part of the budget as its experts
     of all."""
-    budget, reads, guesses = numbers
+    budget, reads, guesses, share = numbers
     keys = [(block.form, block.dtype, device) for block, device in zip(blocks, where)]
     slot_bytes = {key: key[0].elements * torch.empty(0, dtype=key[1]).element_size() for key in keys}
     totals = {key: sum(slot_bytes[key] * b.experts for k, b in zip(keys, blocks) if k == key) for key in keys}
@@ -281,115 +285,3 @@ def _caches(
         slots.scratch(plan.scratch)
         made[key] = ExpertCache(torch, slots, plan, guesses, share, lock)
     return [made[key] for key in keys]
-
-
-@functools.cache
-def _streamed_experts() -> Any:
-    """The class of modules that stand where experts stood; made late, as torch is imported late."""
-    import torch
-
-    class StreamedExperts(torch.nn.Module):
-        """The experts of a layer on a drive. Called as the experts of transformers: with states of the shape ``(tokens,
-        width)``, and numbers and weights of the chosen experts, ``(tokens, k)``; returns as the states."""
-
-        def __init__(
-            self, block: ExpertBlock, bank: ExpertBank, cache: ExpertCache, stream: ExpertStream, on_error: Any, following: Any
-        ) -> None:
-            super().__init__()
-            self.num_experts = block.experts
-            self._name, self._bank, self._cache, self._stream = block.name, bank, cache, stream
-            self._on_error = on_error
-            # In tuples, so that they are no submodules of this one.
-            self._inner, self._router, self._next = (block.module,), (block.router,), (following,)
-
-        def _save_to_state_dict(self, *_: Any, **__: Any) -> None:
-            raise Usage(f"the weights of {self._name} lie in files", "copy the files of the checkpoint instead")
-
-        def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
-            self._check(hidden_states, top_k_weights)
-            with torch.no_grad(), self._cache.lock:
-                return self._computed(hidden_states, top_k_index, top_k_weights)
-
-        def _check(self, x: Any, weights: Any) -> None:
-            self._stream._check_open()
-            if torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
-                raise Usage(f"{self._name} computes no gradient", "call the model under torch.no_grad()")
-            slots = self._cache.slots
-            if (x.device, x.dtype) != (slots.device, slots.dtype):
-                raise Usage(
-                    f"{self._name} has a cache of {slots.dtype} on {slots.device}, and its input is {x.dtype} on {x.device}",
-                    "move and convert the model before its experts are streamed",
-                )
-
-        def _computed(self, x: Any, index: Any, weights: Any) -> Any:
-            ids, order = torch.sort(index.reshape(-1), stable=True)
-            found, counts = torch.unique_consecutive(ids, return_counts=True)
-            wanted, sizes = found.tolist(), counts.tolist()
-            if any(not 0 <= one < self.num_experts for one in wanted):
-                raise Usage(f"{self._name} was asked for experts {wanted}", f"use numbers below {self.num_experts}")
-            tokens = torch.div(order, index.shape[-1], rounding_mode="floor")
-            segments, begin = {}, 0
-            for expert, size in zip(wanted, sizes):
-                segments[expert] = (begin, begin + size)
-                begin += size
-            rows = x.new_empty((begin, x.shape[-1]))
-            is_eager = check_implementation(self._name, self._inner[0]) == "eager"
-            guess = functools.partial(self._guess, x) if self._next[0] is not None else None
-            with closing(self._cache.pieces(self._bank, wanted, self._on_error, guess)) as pieces:
-                for piece in pieces:
-                    self._multiply(x, tokens, rows, segments, piece, is_eager)
-            factors = weights.reshape(-1)[order].unsqueeze(-1)
-            if is_eager:
-                return self._added(x, tokens, rows, factors, segments)
-            return (rows * factors)[torch.argsort(order)].view(*index.shape, x.shape[-1]).sum(dim=1).to(x.dtype)
-
-        def _added(self, x: Any, tokens: Any, rows: Any, factors: Any, segments: dict[int, tuple[int, int]]) -> Any:
-            """Sums in the order of the experts, which the eager products have, too."""
-            out = torch.zeros_like(x)
-            for begin, end in segments.values():
-                out.index_add_(0, tokens[begin:end], (rows[begin:end] * factors[begin:end]).to(out.dtype))
-            return out
-
-        def _multiply(
-            self, x: Any, tokens: Any, rows: Any, segments: dict[int, tuple[int, int]], piece: Any, is_eager: bool
-        ) -> None:
-            """Writes the results of a piece to the rows of the pairs of tokens and experts that chose it."""
-            there = {expert: slot for expert, slot in piece.items() if slot is not None}
-            for expert in piece.keys() - there.keys():
-                begin, end = segments[expert]
-                rows[begin:end] = float("nan")
-            if is_eager:
-                for expert, slot in there.items():
-                    begin, end = segments[expert]
-                    zeros = torch.zeros(end - begin, dtype=torch.long, device=x.device)
-                    rows[begin:end] = self._products(x[tokens[begin:end]], zeros, slice(slot, slot + 1))
-            elif there:
-                places = torch.cat([torch.arange(*segments[expert], device=x.device) for expert in there])
-                slots = torch.cat([places.new_full((segments[one][1] - segments[one][0],), slot) for one, slot in there.items()])
-                rows[places] = self._products(x[tokens[places]], slots, slice(None))
-
-        def _products(self, x: Any, slots: Any, of: slice) -> Any:
-            """The model's own products, with the slots in place of its parameters, and a weight of 1 for each row."""
-            inner, tensors = self._inner[0], {name: one[of] for name, one in self._cache.slots.tensors.items()}
-            inner.__dict__.update(tensors, num_experts=len(tensors["down_proj"]))
-            try:
-                return inner(x, slots.unsqueeze(-1), x.new_ones((len(x), 1)))
-            finally:
-                for name in tensors:
-                    del inner.__dict__[name]
-                inner.num_experts = self.num_experts
-
-        def _guess(self, x: Any) -> None:
-            """Has the experts read that the next layer's router chooses for this layer's input."""
-            following = self._next[0]
-            router = following._router[0]
-            if router is None or following._cache.slots.device != x.device:
-                return
-            # Not by the module's call: hooks that collect logits would see them twice.
-            chosen = type(router).forward(router, x)[2].reshape(-1)
-            times = torch.bincount(chosen, minlength=following.num_experts)
-            best = torch.sort(times, descending=True, stable=True)
-            likely = [expert for expert, count in zip(best.indices.tolist(), best.values.tolist()) if count]
-            following._cache.guess(following._bank, likely)
-
-    return StreamedExperts
