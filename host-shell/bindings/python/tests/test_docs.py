@@ -21,6 +21,7 @@ PAGES = [
     "docs/guide/lookup.md",
     "docs/guide/compute-python.md",
     "docs/guide/models.md",
+    "docs/guide/experts.md",
     "host-shell/bindings/python/README.md",
 ]
 
@@ -51,6 +52,8 @@ def test_a_block_of_a_page_runs(text, tmp_path, monkeypatch):
     pytest.importorskip("numpy")
     if "torch" in text:
         pytest.importorskip("torch")
+    if "transformers" in text:
+        pytest.importorskip("transformers")
     if "fastsafetensors" in text:
         pytest.importorskip("fastsafetensors")
     if "mke2fs" in text and not shutil.which("mke2fs", path=os.environ["PATH"] + ":/usr/sbin"):

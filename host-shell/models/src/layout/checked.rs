@@ -5,7 +5,7 @@ use super::bank::{BankTensor, ExpertBank};
 use super::files::PlacedTensors;
 use super::names::{ExpertMatrix, TensorRole, layer_of};
 use super::reads::{ExpertPart, ExpertRanges, FilePart};
-use super::stored::{ExpertFormat, stored};
+use super::stored::{ExpertFormat, check_bias, stored};
 use nvme_host::catalog::Dtype;
 use nvme_host::words::{listed, shortened};
 use nvme_host::{Error, Result, Store};
@@ -393,6 +393,10 @@ fn matrices_of(
     }
     if is_merged {
         transpose(&mut matrices);
+    }
+    // Which rows have a bias is known now: a transposed matrix has one for each column of the file.
+    for one in &matrices {
+        check_bias(&by_matrix[&one.matrix], one.rows)?;
     }
     Ok(matrices)
 }

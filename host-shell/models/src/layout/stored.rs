@@ -88,12 +88,20 @@ pub fn stored(parts: &[&ExpertPart]) -> Result<Stored, String> {
         TensorRole::PackedWeight => all.packed()?,
         _ => all.plain()?,
     };
-    if let Some(bias) = role(TensorRole::Bias)
-        && bias.shape != [found.1]
-    {
-        return Err(misfit(bias, &[found.1], weight));
-    }
     Ok(found)
+}
+
+/// Checks that a bias among `parts` has a number for each of `rows`.
+///
+/// # Errors
+/// The fault, as a sentence.
+pub fn check_bias(parts: &[&ExpertPart], rows: u64) -> Result<(), String> {
+    let bias = parts.iter().find(|part| part.role == TensorRole::Bias);
+    let weight = parts.iter().find(|part| part.role.is_weight());
+    match bias.zip(weight) {
+        Some((bias, weight)) if bias.shape != [rows] => Err(misfit(bias, &[rows], weight)),
+        _ => Ok(()),
+    }
 }
 
 impl MatrixParts<'_> {

@@ -359,6 +359,37 @@ fn merged_tensors_are_told_from_their_transposes() {
     );
 }
 
+/// gpt-oss as transformers saves it: rows of the file are columns, a bias is for each column of the file.
+#[test]
+fn biases_go_with_the_rows_of_a_transposed_matrix() {
+    let folder = TestFolder::new("saved-gpt-oss");
+    let path = folder.path("model.safetensors");
+    let saved = |both_bias: u64, down_bias: u64| {
+        let name = |end: &str| format!("model.layers.0.mlp.experts.{end}");
+        safetensors(
+            &path,
+            &[
+                tensor(name("gate_up_proj"), "BF16", &[4, 64, 192]),
+                tensor(name("gate_up_proj_bias"), "BF16", &[4, both_bias]),
+                tensor(name("down_proj"), "BF16", &[4, 96, 64]),
+                tensor(name("down_proj_bias"), "BF16", &[4, down_bias]),
+            ],
+        );
+        ExpertFiles::open(&path).unwrap().layer(0)
+    };
+    let layout = saved(192, 64).unwrap();
+    assert_eq!((layout.width(), layout.hidden()), (64, 96));
+    let [both, down] = layout.matrices(0).unwrap() else {
+        panic!("{layout:?}");
+    };
+    assert!(both.is_transposed && both.is_interleaved);
+    assert!(down.is_transposed && !down.is_interleaved);
+    for (both, down, tensor) in [(64, 64, "gate_up_proj_bias"), (192, 96, "down_proj_bias")] {
+        let error = saved(both, down).unwrap_err().to_string();
+        assert!(error.contains(tensor), "{error}");
+    }
+}
+
 /// Mixtral-8x7B: merged, and a tensor for each expert as files had them at first; types of a dynamic file.
 #[test]
 fn both_layouts_of_gguf_and_mixed_types() {

@@ -190,10 +190,11 @@ class ExpertFiles(Held):
     that are shorter or longer than their headers say.
     """
 
-    __slots__ = ("_store", "_native", "_owned")
+    __slots__ = ("_store", "_native", "_owned", "_of_drive")
 
     def __init__(self, source: Any, **options: Any) -> None:
         self._owned: Store | Volume | None = None
+        self._of_drive: list[_native.DriveFile] = []
         is_one = isinstance(source, (str, os.PathLike, Store, Catalog, DriveFile))
         sources: list[Any] = [source] if is_one else list(source)
         if not sources:
@@ -269,6 +270,12 @@ class ExpertFiles(Held):
         self._store = files[0].store if store is None else store
         native = [one._native if isinstance(one, DriveFile) else one for one in files]
         self._native = _native.ExpertFiles.of_drive(self._store._native, native)
+        self._of_drive = native
+
+    def _check_unchanged(self) -> None:
+        """Raises :class:`NvmeGpuError` with the code ``mismatch`` if the inode of a file on a drive is not what it was."""
+        for file in self._of_drive:
+            file.check_unchanged()
 
     @property
     def store(self) -> Store:
