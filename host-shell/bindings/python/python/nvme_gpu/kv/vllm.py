@@ -23,6 +23,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from .._errors import NvmeGpuError, PageMiss, listed
 from .._pages import PendingPages
 from ._areas import AreaOptions, close, digest, versions
+from ._vllm_connector import NvmeOffloadingConnector, NvmeOffloadingSpec
 
 _LOG = logging.getLogger("nvme_gpu")
 
