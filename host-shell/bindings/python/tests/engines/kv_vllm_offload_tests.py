@@ -159,7 +159,7 @@ def test_a_failed_read_is_computed_and_not_asked_for_again(asynchronous):
 
 def test_a_drive_that_never_answers_ends_as_a_miss():
     device = "sim:mem?size=8MiB&fault=drop@op=read,nth=60-100000"
-    kv_vllm_runner.PLACE.update(device=device, allow_write=True, timeout_ms=200)
+    kv_vllm_runner.PLACE.update(device=device, allow_write=True, timeout_ms=1000)
     made = runner()
     counts = []
     for _ in range(12):

@@ -20,6 +20,7 @@ from nvme_gpu.kv.vllm import NvmeOffloadingConnector, NvmeOffloadingSpec
 
 AREA = 8 << 20
 PLACE = {"device": ""}
+FOLDERS = []
 
 
 def place(folder, **options):
@@ -95,8 +96,12 @@ made_output = utils.create_model_runner_output
 
 def configured(kv_connector, kv_role, kv_connector_extra_config):
     if not PLACE["device"]:
-        place(tempfile.mkdtemp())
+        # One area has one owner, and vLLM's tests do not close theirs.
+        FOLDERS.append(tempfile.TemporaryDirectory())
+        place(FOLDERS[-1].name)
     extra = {**kv_connector_extra_config, "spec_name": "RunnerSpec", "spec_module_path": "kv_vllm_runner", **PLACE}
+    if FOLDERS:
+        PLACE["device"] = ""
     extra.pop("self_describing_kv_events", None)
     return KVTransferConfig(
         kv_connector="NvmeOffloadingConnector",

@@ -163,6 +163,13 @@ def close(pages: PageStore) -> None:
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "lmcache": "LMCache"}
 """Packages of engines whose adapters are here, and what people call them."""
 
+ADAPTERS = {
+    "vllm": ("NvmeOffloadingConnector", "NvmeTier"),
+    "sglang": ("NvmeStorage",),
+    "lmcache": ("NvmeBackend", "NvmeL2Adapter"),
+}
+"""The classes that an engine's options name."""
+
 
 def engines() -> list[dict[str, str]]:
     """Which engines are installed, and whether their adapters load, in the form of findings of ``nvme-gpu doctor``. It imports
@@ -175,8 +182,9 @@ def engines() -> list[dict[str, str]]:
         version = importlib.metadata.version(installed[package][0])
         finding = {"subject": "key and value caches", "check": f"{name} {version}", "status": "ok", "text": "", "remedy": ""}
         try:
-            importlib.import_module(f"nvme_gpu.kv.{package}")
-            finding["text"] = f"nvme_gpu.kv.{package} loads"
+            module = importlib.import_module(f"nvme_gpu.kv.{package}")
+            names = ", ".join(getattr(module, name).__name__ for name in ADAPTERS[package])
+            finding["text"] = f"nvme_gpu.kv.{package} loads: {names}"
         # An engine may raise anything while it is imported.
         except Exception as error:
             finding.update(status="warning", text=f"nvme_gpu.kv.{package} does not load: {type(error).__name__}: {error}",

@@ -112,8 +112,9 @@ class NvmeL2Adapter(L2AdapterInterface):
             found = Bitmap(len(keys))
             for place, key in enumerate(keys):
                 layout = group_layout_descs.get(key.object_group_id)
+                told = [_form(layout.shapes, layout.dtypes)] if layout is not None and layout.shapes else None
                 try:
-                    if self._pin(key, self._known(key) if layout is None else [_form(layout.shapes, layout.dtypes)]):
+                    if self._pin(key, self._known(key) if told is None else told):
                         found.set(place)
                 except NvmeGpuError as error:
                     _LOG.warning("LMCache: an object was not looked for: %s", error)
@@ -270,7 +271,8 @@ class NvmeL2Adapter(L2AdapterInterface):
 
     def _seen(self, key: Any, obj: Any) -> str:
         """The form of the object, which lookups without one try from now on."""
-        form = _form(obj.get_shapes(), obj.get_dtypes())
+        about = obj.metadata
+        form = _form(about.shapes or [about.shape], about.dtypes or [about.dtype])
         with self._lock:
             forms = self._forms.setdefault((key.model_name, key.object_group_id), [])
             if form not in forms:

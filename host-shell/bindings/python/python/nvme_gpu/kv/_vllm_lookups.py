@@ -86,8 +86,8 @@ class LookupManager(OffloadingManager):
         self._lock = threading.RLock()
         self._workers, self._has_events = workers, has_events
         self._events: list[Any] = []
-        self._epoch, self._clears_before = 0, None
-        self._clears_before: int | None
+        self._epoch = 0
+        self._clears_before: int | None = None
         self._answers: dict[bytes, bool] = {}
         """Whether a key is found. Keys that are are pinned by all workers."""
         self._waiting: dict[bytes, tuple[int, int]] = {}

@@ -68,7 +68,7 @@ class BlockLayout:
     def __init__(self, kv_caches: Any, group_ids: Sequence[int], blocks_per_chunk: int) -> None:
         self.blocks_per_chunk = blocks_per_chunk
         self._tensors = [one.tensor for one in kv_caches.tensors]
-        self._refs = [[(ref.tensor_idx, ref.page_size_bytes) for ref in refs] for refs in kv_caches.group_data_refs]
+        self._refs: list[list[tuple[int, int]]] = [[(ref.tensor_idx, ref.page_size_bytes) for ref in refs] for refs in kv_caches.group_data_refs]
         self._group_of = {group_id: index for index, group_id in enumerate(group_ids)}
         self._scratch: Any = None
         self.device = self._tensors[0].device

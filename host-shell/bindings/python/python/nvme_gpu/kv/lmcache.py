@@ -30,6 +30,8 @@ from .._pages import PagePins, PageStore, PendingPages
 from ._areas import AreaOptions, close, digest, leading, versions
 from ._lmcache_l2 import NvmeL2Adapter
 
+__all__ = ["NvmeBackend", "NvmeL2Adapter"]
+
 _LOG = logging.getLogger("nvme_gpu")
 _PREFIX = "nvme_gpu."
 _MOST_LOOKUPS = 1024
