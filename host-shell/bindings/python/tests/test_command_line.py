@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
