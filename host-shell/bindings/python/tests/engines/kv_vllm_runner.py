@@ -1,11 +1,11 @@
 """A plugin of pytest, by hand: the RequestRunner of vLLM's own tests, a scheduler and a connector on the CPU, over pages on a drive.
 
     cd VLLM_SOURCES
-    PYTHONPATH=TESTS_ENGINES:. HF_HUB_OFFLINE=1 python -m pytest -p kv_vllm_runner \
-        TESTS_ENGINES/kv_vllm_offload_tests.py tests/v1/kv_connector/unit/offloading_connector/test_scheduler.py
+    PYTHONPATH=TESTS_ENGINES:. HF_HUB_OFFLINE=1 python -m pytest -p kv_vllm_runner TESTS_ENGINES/kv_vllm_offload_tests.py
 
 VLLM_SOURCES has the tests of vLLM's source archive, without its package, and a short facebook/opt-125m/config.json.
-vLLM's own tests set what lookups of a mock find; they move real pages here, so that a hit that was never stored fails.
+vLLM's own test_scheduler.py runs with it in part only: it counts lookups, looks into a mock's jobs, and expects jobs that end
+when it says so. Of 19 with -k "test_offloading_connector or preemption or abort or reset or concurrent" 9 passed.
 """
 
 import os
@@ -64,14 +64,12 @@ class RunnerSpec(NvmeOffloadingSpec):
             wait(job_ids)
 
         def get_finished():
-            if self.holds:
-                return []
             results = finished()
             self.done += [result.job_id for result in results]
             return results
 
         worker.submit_store, worker.submit_load, worker.wait = note(submit_store), note(submit_load), waited
-        worker.get_finished, self.holds = get_finished, False
+        worker.get_finished = get_finished
         return worker
 
     def complete_transfers(self):
