@@ -6,6 +6,7 @@ import json
 import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,11 +144,13 @@ def test_the_doctor_looks_at_engines(capsys, monkeypatch):
     def load(name):
         if name.endswith("sglang"):
             raise ImportError("no HiCacheStorage")
+        names = areas.ADAPTERS["vllm"]
+        return SimpleNamespace(**{one: SimpleNamespace(__name__=one) for one in names})
 
     monkeypatch.setattr(areas.importlib, "import_module", load)
     lines = answer(capsys, monkeypatch, "doctor", "--engines")[1].out.splitlines()
     found = [line for line in lines if "value caches" in line]
-    assert found[0].startswith("ok") and found[0].endswith("vLLM 0.32.0: nvme_gpu.kv.vllm loads")
+    assert found[0].startswith("ok") and found[0].endswith("nvme_gpu.kv.vllm loads: NvmeOffloadingConnector, NvmeTier")
     assert found[1].startswith("warning") and "ImportError: no HiCacheStorage: use a version" in found[1] and len(found) == 2
 
 

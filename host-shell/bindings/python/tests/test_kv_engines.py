@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import importlib
 import math
-import sys
 import threading
-import types
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -16,26 +13,9 @@ from typing import Any
 import pytest
 
 import nvme_gpu
+from kv_stand_in import Locality, LookupResult, Medium, OffloadingEvent, adapter, lmcache_modules, modules, vllm_modules
 
 CHUNK = 16_384
-
-
-def modules(monkeypatch, names: dict[str, dict[str, Any]]):
-    """Puts modules with these names in place of those that are installed, their packages too."""
-    for name, members in names.items():
-        parts = name.split(".")
-        for end in range(1, len(parts)):
-            package = ".".join(parts[:end])
-            if package not in names:
-                monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
-        module = types.ModuleType(name)
-        module.__dict__.update(members)
-        monkeypatch.setitem(sys.modules, name, module)
-
-
-def adapter(name):
-    sys.modules.pop(f"nvme_gpu.kv.{name}", None)
-    return importlib.import_module(f"nvme_gpu.kv.{name}")
 
 
 @pytest.fixture
@@ -49,47 +29,10 @@ def device(tmp_path):
 # ---- vLLM
 
 
-class LookupResult(enum.Enum):
-    MISS, HIT, HIT_PENDING, RETRY = range(4)
-
-
-class Medium(enum.Enum):
-    CPU, STORAGE = "CPU", "STORAGE"
-
-
-class Locality(enum.Enum):
-    LOCAL, REMOTE = "LOCAL", "REMOTE"
-
-
-@dataclass
-class OffloadingEvent:
-    keys: list[bytes]
-    medium: Any
-    removed: bool
-    locality: Any = None
-
-
-@dataclass
-class JobResult:
-    job_id: int
-    success: bool
-    successful_keys: Any = None
-    transfer_time: float | None = None
-    transfer_bytes: int | None = None
-
-
-class SecondaryTierManager:
-    def __init__(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector=None):
-        self.block_size_bytes, self.tier_type = primary_kv_view.strides[0], tier_type
-
-
 @pytest.fixture
 def vllm(monkeypatch):
-    base = {"Locality": Locality, "LookupResult": LookupResult, "Medium": Medium, "OffloadingEvent": OffloadingEvent,
-            "RequestOffloadingContext": SimpleNamespace}  # fmt: skip
-    tier = {"JobResult": JobResult, "SecondaryTierManager": SecondaryTierManager}
-    modules(monkeypatch, {"vllm": {"__version__": "0.32.0"}, "vllm.v1.kv_offload.base": base,
-                          "vllm.v1.kv_offload.tiering.base": tier})  # fmt: skip
+    pytest.importorskip("torch")
+    vllm_modules(monkeypatch)
     return adapter("vllm")
 
 
@@ -449,13 +392,7 @@ def loop():
 
 @pytest.fixture
 def lmcache(monkeypatch):
-    class Plugin:
-        def __init__(self, dst_device, config, metadata, local_cpu_backend, loop):
-            self.config, self.metadata, self.local_cpu_backend, self.loop = config, metadata, local_cpu_backend, loop
-
-    form = SimpleNamespace(KV_2LTD="KV_2LTD", KV_MLA_FMT="KV_MLA_FMT")
-    modules(monkeypatch, {"lmcache.v1.memory_management": {"MemoryFormat": form},
-                          "lmcache.v1.storage_backend.abstract_backend": {"StoragePluginInterface": Plugin}})  # fmt: skip
+    lmcache_modules(monkeypatch)
     return adapter("lmcache")
 
 

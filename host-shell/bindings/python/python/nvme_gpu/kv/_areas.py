@@ -70,13 +70,15 @@ class AreaOptions(NamedTuple):
         """The rank as a field of the fingerprint, which is the same for all that share an area."""
         return f"each of {ranks}" if self.shared else f"{rank} of {ranks}"
 
-    def open(self, rank: int, ranks: int, page_bytes: int, **fingerprint: Any) -> PageStore:
-        """The page store of rank ``rank`` of ``ranks`` that share the device. :func:`close` closes it."""
+    def open(self, rank: int, ranks: int, page_bytes: int, gpu: int | None = None, **fingerprint: Any) -> PageStore:
+        """The page store of rank ``rank`` of ``ranks`` that share the device, for pages of ``gpu``. :func:`close` closes it."""
         offset = whole("offset", self.offset, 0, (1 << 62) - 1)
         nbytes = None if self.nbytes is None else whole("nbytes", self.nbytes, 1, (1 << 62) - 1)
         texts: dict[str, Any] = {
             name: _short(value) if isinstance(value, str) else value for name, value in fingerprint.items()
         }
+        if self.shared and gpu is not None:
+            raise Usage("shared is set, and a shared area takes no memory of a GPU", "set nbytes to a rank's share instead")
         if self.shared:
             return PageStore.shared(
                 self.device,
@@ -96,6 +98,7 @@ class AreaOptions(NamedTuple):
             raise Usage(f"{ranks} ranks have one device, and nbytes is not set", "set nbytes to a rank's share, or shared to true")
         store = open(
             self.device,
+            gpu,
             allow_write=self.allow_write,
             queues=self.queues,
             depth=self.depth,
@@ -160,6 +163,13 @@ def close(pages: PageStore) -> None:
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "lmcache": "LMCache"}
 """Packages of engines whose adapters are here, and what people call them."""
 
+ADAPTERS = {
+    "vllm": ("NvmeOffloadingConnector", "NvmeTier"),
+    "sglang": ("NvmeStorage",),
+    "lmcache": ("NvmeBackend", "NvmeL2Adapter"),
+}
+"""The classes that an engine's options name."""
+
 
 def engines() -> list[dict[str, str]]:
     """Which engines are installed, and whether their adapters load, in the form of findings of ``nvme-gpu doctor``. It imports
@@ -172,8 +182,9 @@ def engines() -> list[dict[str, str]]:
         version = importlib.metadata.version(installed[package][0])
         finding = {"subject": "key and value caches", "check": f"{name} {version}", "status": "ok", "text": "", "remedy": ""}
         try:
-            importlib.import_module(f"nvme_gpu.kv.{package}")
-            finding["text"] = f"nvme_gpu.kv.{package} loads"
+            module = importlib.import_module(f"nvme_gpu.kv.{package}")
+            names = ", ".join(getattr(module, name).__name__ for name in ADAPTERS[package])
+            finding["text"] = f"nvme_gpu.kv.{package} loads: {names}"
         # An engine may raise anything while it is imported.
         except Exception as error:
             finding.update(status="warning", text=f"nvme_gpu.kv.{package} does not load: {type(error).__name__}: {error}",

@@ -28,6 +28,9 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 from .._errors import NvmeGpuError, Usage, listed
 from .._pages import PagePins, PageStore, PendingPages
 from ._areas import AreaOptions, close, digest, leading, versions
+from ._lmcache_l2 import NvmeL2Adapter
+
+__all__ = ["NvmeBackend", "NvmeL2Adapter"]
 
 _LOG = logging.getLogger("nvme_gpu")
 _PREFIX = "nvme_gpu."

@@ -1,4 +1,11 @@
-"""vLLM's prefix cache on NVMe: a secondary tier of its offloading connector, chosen by options alone.
+"""vLLM's prefix cache on NVMe, chosen by options alone. Pages between its tensors and the drive:
+
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "NvmeOffloadingConnector", "kv_role": "kv_both",
+      "kv_connector_module_path": "nvme_gpu.kv.vllm", "kv_load_failure_policy": "recompute",
+      "kv_connector_extra_config": {"spec_name": "NvmeOffloadingSpec", "spec_module_path": "nvme_gpu.kv.vllm",
+        "device": "file:/nvme/pages"}}'
+
+Or a secondary tier of its own connector, behind its memory of the host:
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
       "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 10737418240,
@@ -23,6 +30,9 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from .._errors import NvmeGpuError, PageMiss, listed
 from .._pages import PendingPages
 from ._areas import AreaOptions, close, digest, versions
+from ._vllm_connector import NvmeOffloadingConnector, NvmeOffloadingSpec
+
+__all__ = ["NvmeOffloadingConnector", "NvmeOffloadingSpec", "NvmeTier"]
 
 _LOG = logging.getLogger("nvme_gpu")
 
