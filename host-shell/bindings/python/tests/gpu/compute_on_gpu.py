@@ -27,7 +27,7 @@ from nvme_gpu import compute
 CASES = []
 DRIVE = "sim:mem?size=256MiB&block=4096&queues=40&threads=8"
 BLOCKS = {"q4_0": (32, 18, (0,)), "q4_1": (32, 20, (0, 2)), "q8_0": (32, 34, (0,)), "q4_k": (256, 144, (0, 2)),
-          "q6_k": (256, 210, (208,))}  # fmt: skip
+          "q6_k": (256, 210, (208,)), "mxfp4": (64, 34, ())}  # fmt: skip
 FORMATS = ["float32", "float16", "bfloat16", *BLOCKS]
 
 
@@ -64,6 +64,9 @@ def weights(name, rows, columns):
     for at in scales:
         scale = (torch.rand(rows, columns // elements, 1, generator=generator) - 0.5).mul(0.1).half()
         blocks[..., at : at + 2] = scale.view(torch.uint8)
+    if name == "mxfp4":
+        # Two exponents near 1 in each pair of blocks.
+        blocks[..., [0, 17]] = torch.randint(118, 126, (rows, columns // elements, 2), generator=generator, dtype=torch.uint8)
     stored = blocks.reshape(rows, columns // elements * nbytes)
     return stored, compute.unpack(stored, format=name)
 
@@ -522,7 +525,7 @@ def matrices_times_many_vectors():
                     error = near(y, mine @ x.double(), mine.abs() @ x.double().abs(), 1e-5, f"gathered {name}")
                     worst[f"gathered {name}"] = max(worst.get(f"gathered {name}", 0), error)
                 for dtype in (torch.bfloat16, torch.float16):
-                    if name == "float32" or name in ("bfloat16", "float16") and name != str(dtype)[6:]:
+                    if name in ("float32", "mxfp4") or name in ("bfloat16", "float16") and name != str(dtype)[6:]:
                         continue
                     rounded = values.cuda().to(dtype).double()
                     for tokens in (1, 17, 300):
