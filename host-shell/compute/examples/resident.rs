@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(30);
-const FORMATS: [StoredFormat; 8] = StoredFormat::ALL;
+const FORMATS: [StoredFormat; 9] = StoredFormat::ALL;
 /// Products that follow on each other in one measurement.
 const AT_A_TIME: u32 = 10;
 /// Rows that are compared.
