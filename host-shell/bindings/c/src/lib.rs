@@ -11,7 +11,7 @@
 //! - [`border`]: the FFI boundary of each call.
 //! - [`request`], [`rows`]: the parts that functions of tables share.
 //! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`], [`halves`],
-//!   [`device`], [`insight`]: the functions.
+//!   [`device`], [`insight`], [`pages`]: the functions.
 // The functions document themselves for readers of the header; the general contract for pointers is in its
 // head.
 #![allow(clippy::missing_safety_doc)]
@@ -24,6 +24,7 @@ pub mod handles;
 pub mod insight;
 pub mod memory;
 pub mod opened;
+pub mod pages;
 pub mod pending;
 pub mod process;
 pub mod request;

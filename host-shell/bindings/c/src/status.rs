@@ -57,9 +57,17 @@ pub const NVME_GPU_ERROR_CLOSED: i32 = -114;
 /// The device has changed since it was opened: another host formatted a namespace, it became smaller, was
 /// deleted, write protected or sanitized, or another drive answers. Nothing was sent: open it again.
 pub const NVME_GPU_ERROR_CHANGED: i32 = -115;
+/// No page has this key: it was never stored, or made room for another one. Compute it.
+pub const NVME_GPU_ERROR_PAGE_MISSING: i32 = -121;
+/// The page is not what was stored, and was dropped. Compute it again.
+pub const NVME_GPU_ERROR_PAGE_LOST: i32 = -122;
+/// Another call is storing this page.
+pub const NVME_GPU_ERROR_PAGE_IN_PROGRESS: i32 = -123;
+/// Every page of the area is in use, so that none can make room.
+pub const NVME_GPU_ERROR_PAGE_NO_ROOM: i32 = -124;
 
 /// Errors of this library: number, name and remedy.
-const OWN: [(i32, &CStr, &CStr); 15] = [
+const OWN: [(i32, &CStr, &CStr); 19] = [
     (
         NVME_GPU_ERROR_USAGE,
         c"Usage",
@@ -130,6 +138,26 @@ const OWN: [(i32, &CStr, &CStr); 15] = [
         NVME_GPU_ERROR_CHANGED,
         c"Device Changed",
         c"another host changed the device: open it again",
+    ),
+    (
+        NVME_GPU_ERROR_PAGE_MISSING,
+        c"Page Missing",
+        c"compute the page, and store it",
+    ),
+    (
+        NVME_GPU_ERROR_PAGE_LOST,
+        c"Page Lost",
+        c"compute the page again, and store it",
+    ),
+    (
+        NVME_GPU_ERROR_PAGE_IN_PROGRESS,
+        c"Page In Progress",
+        c"wait for the other call",
+    ),
+    (
+        NVME_GPU_ERROR_PAGE_NO_ROOM,
+        c"No Room For Page",
+        c"store it later, or use a larger area",
     ),
 ];
 

@@ -6,6 +6,7 @@
 use crate::border::{Answer, Sized0, call, calls, give, put, take, text, value};
 use crate::memory::CallMemory;
 use crate::opened::{DEVICES, OpenedStore, RegisteredRange, STORES, StoreHandle, TABLES, opened};
+use crate::pages::PAGES;
 use crate::status::{CallFailure, nvme_gpu_status};
 use crate::version;
 use nvme_host::store::{DataPath, FileIo};
@@ -347,11 +348,13 @@ pub unsafe extern "C" fn nvme_gpu_close(store: *mut StoreHandle) {
         let closed = STORES.close(store);
         let devices = DEVICES.close_all(|device| device.store == store.addr());
         let tables = TABLES.close_all(|table| table.store == store.addr());
+        let pages = PAGES.close_all(|pages| pages.store == store.addr());
         if let Some(opened) = &closed {
             lock(&opened.registered).clear();
         }
         drop(devices);
         drop(tables);
+        drop(pages);
         drop(closed);
         Ok(())
     });

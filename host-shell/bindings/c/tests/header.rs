@@ -27,7 +27,7 @@ const TAIL: &str = "\
 #define NVME_GPU_OPTIONS_INIT { sizeof(nvme_gpu_options), NVME_GPU_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 ";
 
-const RENAMED: [(&str, &str); 17] = [
+const RENAMED: [(&str, &str); 21] = [
     ("StoreHandle", "nvme_gpu_t"),
     ("TableHandle", "nvme_gpu_table_t"),
     ("PendingHandle", "nvme_gpu_pending_t"),
@@ -45,10 +45,14 @@ const RENAMED: [(&str, &str); 17] = [
     ("DeviceSetup", "nvme_gpu_device_setup"),
     ("QueuesByValue", "nvme_gpu_queues"),
     ("RowWords", "nvme_gpu_rows"),
+    ("PagesHandle", "nvme_gpu_pages_t"),
+    ("PagesOptions", "nvme_gpu_pages_options"),
+    ("PageEntry", "nvme_gpu_page"),
+    ("PagesStatistics", "nvme_gpu_pages_statistics"),
 ];
 
 /// The files with functions, in the order of the header.
-const FILES: [&str; 12] = [
+const FILES: [&str; 13] = [
     "status.rs",
     "version.rs",
     "opened.rs",
@@ -61,6 +65,7 @@ const FILES: [&str; 12] = [
     "pending.rs",
     "halves.rs",
     "device.rs",
+    "pages.rs",
 ];
 
 fn made() -> String {
@@ -87,6 +92,8 @@ fn made() -> String {
                 "OpenDevice",
                 "RegisteredRange",
                 "OpenGather",
+                "OpenPages",
+                "PageCall",
             ]
             .map(str::to_owned)
             .into(),

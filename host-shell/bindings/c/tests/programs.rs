@@ -159,6 +159,10 @@ fn all(name: &str, flags: &[&str], before: &[&str]) {
     for device in &devices {
         run(&folder, before, &every, &[device]);
     }
+    let pages = compile(&folder, "pages.c", flags);
+    for device in &devices {
+        run(&folder, before, &pages, &[device]);
+    }
     let program = compile(&folder, "loader.cpp", flags);
     run(&folder, before, &program, &[image]);
     for source in ["errors.c", "request.c", "changed.c", "gpu.c", "plus.cpp"] {
