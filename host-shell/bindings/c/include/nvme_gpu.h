@@ -128,6 +128,26 @@
 #define NVME_GPU_ERROR_CHANGED -115
 
 /*
+ No page has this key: it was never stored, or made room for another one. Compute it.
+ */
+#define NVME_GPU_ERROR_PAGE_MISSING -121
+
+/*
+ The page is not what was stored, and was dropped. Compute it again.
+ */
+#define NVME_GPU_ERROR_PAGE_LOST -122
+
+/*
+ Another call is storing this page.
+ */
+#define NVME_GPU_ERROR_PAGE_IN_PROGRESS -123
+
+/*
+ Every page of the area is in use, so that none can make room.
+ */
+#define NVME_GPU_ERROR_PAGE_NO_ROOM -124
+
+/*
  The version of this header: (major << 16) | (minor << 8) | patch.
  */
 #define NVME_GPU_VERSION 256
@@ -250,6 +270,26 @@
 #define NVME_GPU_DUPLICATES_ERROR 1
 
 /*
+ Bytes of a key.
+ */
+#define NVME_GPU_PAGE_KEY_BYTES 16
+
+/*
+ nvme_gpu_pages_options.create: an area that is blank, damaged or of another model is formatted.
+ */
+#define NVME_GPU_PAGES_AUTO 0
+
+/*
+ nvme_gpu_pages_options.create: such an area is an error.
+ */
+#define NVME_GPU_PAGES_NEVER 1
+
+/*
+ nvme_gpu_pages_options.create: the area is formatted, and its pages are gone.
+ */
+#define NVME_GPU_PAGES_ALWAYS 2
+
+/*
  A gather whose second half is to come. Opaque; independent of the handles of its table and store.
  */
 typedef struct nvme_gpu_begun_t nvme_gpu_begun_t;
@@ -258,6 +298,11 @@ typedef struct nvme_gpu_begun_t nvme_gpu_begun_t;
  Queues, result cells and a buffer for kernels of a program. Opaque; closed with its store.
  */
 typedef struct nvme_gpu_device_t nvme_gpu_device_t;
+
+/*
+ Pages in an area of a store. Opaque; closed with its store.
+ */
+typedef struct nvme_gpu_pages_t nvme_gpu_pages_t;
 
 /*
  An operation under way, or ended. Opaque; independent of the store's handle.
@@ -726,6 +771,141 @@ typedef struct nvme_gpu_device_setup {
   uint32_t reserved;
 } nvme_gpu_device_setup;
 
+/*
+ The place of pages, and what they depend on beside their keys: pages of other values are never found. A text that is NULL
+ is empty; none has more than 255 bytes.
+ */
+typedef struct nvme_gpu_pages_options {
+  /*
+   sizeof(nvme_gpu_pages_options).
+   */
+  size_t size;
+  /*
+   First byte of the area in the store, a multiple of 4,096.
+   */
+  uint64_t offset;
+  /*
+   Bytes of the area; 0 for all up to the end of the store.
+   */
+  uint64_t bytes;
+  /*
+   Limit of the bytes of a page.
+   */
+  uint32_t page_bytes;
+  /*
+   NVME_GPU_PAGES_AUTO, NVME_GPU_PAGES_NEVER or NVME_GPU_PAGES_ALWAYS.
+   */
+  uint32_t create;
+  /*
+   Tokens of a page.
+   */
+  uint32_t block_tokens;
+  /*
+   Number of the cache group of a hybrid model.
+   */
+  uint32_t group;
+  /*
+   Name of the model; not NULL.
+   */
+  const char *model;
+  /*
+   Revision of its weights.
+   */
+  const char *revision;
+  /*
+   Element type, as "bfloat16".
+   */
+  const char *dtype;
+  /*
+   Order of a page's dimensions, and version of the program that has it.
+   */
+  const char *layout;
+  /*
+   Ranks and sizes of the parallelism, as "tp 0 of 8".
+   */
+  const char *parallel_rank;
+  /*
+   Algorithm of the caller's hashes.
+   */
+  const char *hash_algorithm;
+  /*
+   Root of the caller's hashes.
+   */
+  const char *seed;
+} nvme_gpu_pages_options;
+
+/*
+ One page of a call.
+ */
+typedef struct nvme_gpu_page {
+  /*
+   Key by nvme_gpu_pages_key().
+   */
+  uint8_t key[NVME_GPU_PAGE_KEY_BYTES];
+  /*
+   Host memory of the page.
+   */
+  void *data;
+  /*
+   Bytes of the page, or of the room for it.
+   */
+  size_t bytes;
+  /*
+   Written by nvme_gpu_pages_get(): bytes of the page that was loaded.
+   */
+  size_t length;
+  /*
+   Written at the end: NVME_GPU_OK, NVME_GPU_ERROR_PAGE_MISSING and so on, or why it failed.
+   */
+  nvme_gpu_status status;
+  /*
+   0.
+   */
+  uint32_t reserved;
+} nvme_gpu_page;
+
+/*
+ Counts since pages were opened.
+ */
+typedef struct nvme_gpu_pages_statistics {
+  /*
+   sizeof(nvme_gpu_pages_statistics).
+   */
+  size_t size;
+  /*
+   Pages that are found.
+   */
+  uint64_t pages;
+  /*
+   Pages that fit.
+   */
+  uint64_t slots;
+  /*
+   Pages that were loaded and checked.
+   */
+  uint64_t loaded;
+  /*
+   Loads of keys without a page.
+   */
+  uint64_t missed;
+  /*
+   Pages that were stored durably.
+   */
+  uint64_t stored;
+  /*
+   Pages that made room for others.
+   */
+  uint64_t evicted;
+  /*
+   Pages that were dropped because what was read is not what was stored.
+   */
+  uint64_t lost;
+  /*
+   Pages that were not stored because the drive failed.
+   */
+  uint64_t failed;
+} nvme_gpu_pages_statistics;
+
 
 
 #ifdef __cplusplus
@@ -1160,6 +1340,70 @@ nvme_gpu_status nvme_gpu_device_rows(struct nvme_gpu_table_t *table, uint32_t la
  NVME_GPU_ERROR_USAGE for NULL and for a store without a GPU; NVME_GPU_ERROR_ENVIRONMENT with the driver's answer.
  */
 nvme_gpu_status nvme_gpu_device_check(struct nvme_gpu_t *store, void *kernel);
+
+/*
+ Opens the pages of an area of a store, which this process alone may have open. On success `*pages` is a handle for
+ nvme_gpu_pages_close(), else NULL. Errors: NVME_GPU_ERROR_USAGE; NVME_GPU_ERROR_MISMATCH for an area of other pages that
+ `create` keeps; those of the device.
+ */
+nvme_gpu_status nvme_gpu_pages_open(struct nvme_gpu_t *store,
+                                    const struct nvme_gpu_pages_options *options,
+                                    struct nvme_gpu_pages_t **pages);
+
+/*
+ Closes pages; calls under way continue. NULL and a closed handle are ignored.
+ */
+void nvme_gpu_pages_close(struct nvme_gpu_pages_t *pages);
+
+/*
+ Makes the key of part `part` of the block that the caller knows by the `bytes` bytes at `hash`. It names the options
+ with which the pages were opened, too. `key` has NVME_GPU_PAGE_KEY_BYTES bytes.
+ */
+nvme_gpu_status nvme_gpu_pages_key(const struct nvme_gpu_pages_t *pages,
+                                   const void *hash,
+                                   size_t bytes,
+                                   uint32_t part,
+                                   uint8_t *key);
+
+/*
+ Stores `count` pages. A page whose status is NVME_GPU_OK is found from now on, also after a power cut; one of the same
+ key that was there stays. Each entry gets its status; returns that of the first one that failed, the others were carried
+ out all the same. Errors of an entry: NVME_GPU_ERROR_PAGE_IN_PROGRESS, NVME_GPU_ERROR_PAGE_NO_ROOM, those of the device.
+ */
+nvme_gpu_status nvme_gpu_pages_put(struct nvme_gpu_pages_t *pages,
+                                   struct nvme_gpu_page *entries,
+                                   size_t count);
+
+/*
+ Loads `count` pages. `length` of each entry is the bytes of its page, which is what was stored; memory of an entry
+ that failed has no page. Each entry gets its status, as in nvme_gpu_pages_put(). Errors of an entry:
+ NVME_GPU_ERROR_PAGE_MISSING and NVME_GPU_ERROR_PAGE_LOST, where the page should be computed; NVME_GPU_ERROR_USAGE for too
+ little room; those of the device. Memory of two entries may not overlap.
+ */
+nvme_gpu_status nvme_gpu_pages_get(struct nvme_gpu_pages_t *pages,
+                                   struct nvme_gpu_page *entries,
+                                   size_t count);
+
+/*
+ Writes to `*found` how many of `count` keys, from the first one on, have a page without a gap. A page may make room for
+ another one before it is loaded. `keys` has NVME_GPU_PAGE_KEY_BYTES bytes for each.
+ */
+nvme_gpu_status nvme_gpu_pages_find(const struct nvme_gpu_pages_t *pages,
+                                    const uint8_t *keys,
+                                    size_t count,
+                                    size_t *found);
+
+/*
+ Removes the pages of `count` keys, as nvme_gpu_pages_find() takes them; keys without a page are skipped. They are not
+ found again, also after a power cut.
+ */
+nvme_gpu_status nvme_gpu_pages_remove(struct nvme_gpu_pages_t *pages, const uint8_t *keys, size_t count);
+
+/*
+ Writes the counts to `statistics`, whose size the caller sets.
+ */
+nvme_gpu_status nvme_gpu_pages_stats(const struct nvme_gpu_pages_t *pages,
+                                     struct nvme_gpu_pages_statistics *statistics);
 
 #ifdef __cplusplus
 }  // extern "C"
