@@ -113,6 +113,8 @@ int main(int count, char **arguments)
     size_t found;
     if (count != 2) return 2;
     options.flags = NVME_GPU_FILE_PREAD;
+    /* Valgrind beside other load takes seconds for a command of the simulator. */
+    options.timeout_ms = 120000;
     OK(nvme_gpu_open(arguments[1], -1, &options, &store));
     of_pages.create = NVME_GPU_PAGES_ALWAYS;
     OK(nvme_gpu_pages_open(store, &of_pages, &pages));
