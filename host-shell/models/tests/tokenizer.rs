@@ -124,6 +124,16 @@ fn a_long_text_without_a_space_takes_no_square_of_its_length() {
     }
 }
 
+/// gpt-oss answers after a message of its analysis, at whose end is `<|end|>`.
+#[test]
+fn a_message_of_gpt_oss_does_not_end_its_turn() {
+    let oss = of_controls(&["<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"]);
+    let ends: Vec<u32> = (0..5).filter(|token| oss.is_end(*token)).collect();
+    assert_eq!(ends, [2, 3, 4]);
+    let other = of_controls(&["<|end|>", "<|endoftext|>"]);
+    assert!(other.is_end(1) && other.is_end(2));
+}
+
 #[test]
 fn an_interrupt_ends_the_work_on_a_text() {
     let tokenizer = tokenizer("llama-bpe.gguf");
@@ -225,6 +235,31 @@ fn of_merges(merges: &[(String, String)]) -> nvme_host::Result<Tokenizer> {
         .map(|(first, second)| text(&format!("{first} {second}")));
     keys.add_array("tokenizer.ggml.merges", 8, &lines.collect::<Vec<_>>());
     Tokenizer::of(&Catalog::of(&keys.file().as_slice()).unwrap())
+}
+
+/// Returns a byte-pair tokenizer of the letter `a` and of control tokens with these texts.
+fn of_controls(controls: &[&str]) -> Tokenizer {
+    let mut keys = Keys {
+        count: 0,
+        bytes: Vec::new(),
+    };
+    let text = |text: &str| {
+        let mut bytes = Vec::new();
+        Keys::text(&mut bytes, text);
+        bytes
+    };
+    keys.add("tokenizer.ggml.model", 8, &text("gpt2"));
+    keys.add("tokenizer.ggml.pre", 8, &text("gpt-2"));
+    let texts: Vec<&str> = std::iter::once("a")
+        .chain(controls.iter().copied())
+        .collect();
+    let tokens: Vec<Vec<u8>> = texts.iter().map(|one| text(one)).collect();
+    keys.add_array("tokenizer.ggml.tokens", 8, &tokens);
+    let kinds = (0..texts.len()).map(|at| if at == 0 { 1i32 } else { 3 });
+    let kinds: Vec<Vec<u8>> = kinds.map(|kind| kind.to_le_bytes().to_vec()).collect();
+    keys.add_array("tokenizer.ggml.token_type", 5, &kinds);
+    keys.add_array("tokenizer.ggml.merges", 8, &[]);
+    Tokenizer::of(&Catalog::of(&keys.file().as_slice()).unwrap()).unwrap()
 }
 
 fn letters() -> Vec<String> {

@@ -452,11 +452,13 @@ def test_biases_and_the_activation_are_those_of_the_model(place, limits):
                 hidden = gate * sigmoid * (up + ("alpha" in limits))
                 want[token] += weight * (values[0][2][expert] @ hidden + biases[2][expert])
         close(found.cpu(), want, np.abs(want).max() * 10)
-        for wrong, cause in [(biases[:2], "2 biases are given"), ([biases[2]] * 3, "a bias has the shape")]:
+        for wrong, cause in [(biases[:2], "2 biases are given"), ([biases[2]] * 3, "the bias of gate has the shape")]:
             with pytest.raises(nvme_gpu.Usage, match=cause):
                 experts.compute(0, place(logits), place(x), biases=[place(bias) for bias in wrong])
         with pytest.raises(nvme_gpu.Usage, match="alpha is given without a limit"):
             experts_of(store, placed, False, alpha=1.0)
+        with pytest.raises(nvme_gpu.Usage, match="limit is nan"):
+            experts_of(store, placed, False, limit=float("nan"))
 
 
 def test_tokens_whose_experts_are_not_read_are_no_numbers(place):

@@ -170,6 +170,9 @@ def test_ties_select_the_first_and_bad_rules_are_refused():
     refused(lambda: compute.moe_route(logits, 3, chosen=np.zeros((2, 2), np.int32)), "chosen")
     refused(lambda: compute.moe_route(logits.astype(np.float64), 3), "logits")
     refused(lambda: compute.moe_activation(logits, logits, alpha=1.0), "without a limit")
+    for limit in (float("nan"), -7, 0):
+        refused(lambda: compute.moe_activation(logits, logits, limit=limit), f"limit is {float(limit)}")
+    refused(lambda: compute.moe_activation(logits, logits, limit=7, alpha=float("inf")), "alpha is inf")
     refused(lambda: compute.moe_activation(logits, logits[:1]), "up")
 
 

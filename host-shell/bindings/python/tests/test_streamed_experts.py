@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 
 import pytest
 
@@ -387,6 +388,65 @@ def test_blocks_that_are_not_known_are_refused(tmp_path):
     model = Model()
     with stream_experts(model, path, cache_bytes=1 << 20):
         tried(model, "stream a model once")
+
+
+def test_two_layers_of_one_number_are_refused(tmp_path):
+    path, model = saved(tmp_path, Model()), torch.nn.Module()
+    model.one, model.other = Model(), Model(seed=5)
+    refused(
+        lambda: stream_experts(model, path, cache_bytes=1 << 20),
+        "one.model.layers.0.mlp.experts and other.model.layers.0.mlp.experts are both layer 0",
+    )
+    assert len(list(model.parameters())) == 6 * LAYERS
+
+
+def test_a_device_may_be_named_without_its_number(tmp_path):
+    wanted, model, stream = streamed(tmp_path, device="cpu:0")
+    with stream:
+        assert torch.equal(model(tokens(3)), wanted(tokens(3)))
+
+
+def test_reads_that_do_not_start_take_no_buffers(tmp_path):
+    path, model = saved(tmp_path, Model()), Model()
+    files = nvme_gpu.compute.ExpertFiles(path)
+    with stream_experts(model, files, cache_bytes=budget(4, 2, 1), reads=2, guesses=1) as stream:
+        model.model.layers[0].mlp(tokens(1))
+        files.close()
+        for _ in range(4):
+            with pytest.raises(nvme_gpu.NvmeGpuError):
+                model.model.layers[2].mlp(tokens(5))
+        assert len(stream._caches[0]._free_buffers) == 2
+
+
+def test_a_stream_that_closes_before_the_step_has_its_turn_is_named(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    _, model, stream = streamed(tmp_path)
+    lock, block = stream._caches[0].lock, model.model.layers[0].mlp
+    entered = threading.Event()
+
+    class WaitingLock:
+        """Says when a step asks for the lock, which the test holds."""
+
+        def __enter__(self):
+            entered.set()
+            lock.acquire()
+
+        def __exit__(self, *_):
+            lock.release()
+
+    def run():
+        with torch.no_grad():
+            return block(tokens(1))
+
+    stream._caches[0].lock = WaitingLock()
+    with ThreadPoolExecutor(1) as threads:
+        with lock:
+            step = threads.submit(run)
+            entered.wait(60)
+            stream._caches[0].lock = lock
+            stream.close()
+        refused(step.result, "are closed")
 
 
 def test_what_a_block_is_given_is_checked(tmp_path):

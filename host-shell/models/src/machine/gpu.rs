@@ -321,7 +321,7 @@ impl ModelBackend for GpuMachine {
                 }),
                 probabilities: 0,
             };
-            // SAFETY: the vectors belong to this machine, which waits for its stream before they are freed.
+            // SAFETY: as for `product`: the vectors belong to this machine, and the biases to the layer.
             let pending = unsafe { experts.step(&step, self.stream.handle())? };
             self.expert_reads.push(pending);
         }

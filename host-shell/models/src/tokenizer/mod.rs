@@ -43,6 +43,9 @@ const ENDS: [&str; 5] = [
     "<|endoftext|>",
 ];
 
+/// Tokens that end a turn of gpt-oss, whose messages are in the format Harmony.
+const HARMONY_ENDS: [&str; 2] = ["<|return|>", "<|call|>"];
+
 /// The tokens of a model.
 pub struct Tokenizer {
     vocabulary: TokenVocabulary,
@@ -59,6 +62,18 @@ pub struct Tokenizer {
 enum TextEncoder {
     ByteLevel(Box<byte_level::ByteEncoder>),
     SentencePiece(sentence_piece::PieceEncoder),
+}
+
+/// Returns the tokens that end a turn, as far as a vocabulary has them.
+fn ends_of(vocabulary: &TokenVocabulary) -> Vec<Option<u32>> {
+    let harmony = HARMONY_ENDS.map(|text| vocabulary.control(text));
+    // In Harmony `<|end|>` ends a message, also the analysis before the answer: ending there would lose the answer.
+    let is_harmony = harmony.iter().all(Option::is_some);
+    let others = ENDS
+        .iter()
+        .filter(|text| !(is_harmony && **text == "<|end|>"));
+    let others = others.map(|text| vocabulary.control(text));
+    harmony.into_iter().chain(others).collect()
 }
 
 impl Tokenizer {
@@ -91,7 +106,7 @@ impl Tokenizer {
             return Err(refused("tokenizer.ggml.add_sep_token is true".to_owned()));
         }
         let mut ends = vec![eos, token("eot_token_id")?, token("eom_token_id")?];
-        ends.extend(ENDS.map(|text| vocabulary.control(text)));
+        ends.extend(ends_of(&vocabulary));
         let ends: Vec<u32> = ends.into_iter().flatten().collect();
         keys.check_all_read("tokenizer.", &HARMLESS)?;
         Ok(Self {

@@ -58,7 +58,7 @@ def find_blocks(model: Any) -> list[ExpertBlock]:
     """The experts of all layers, in the order of the model.
 
     Raises :class:`Usage`, with the name, for experts of a class that is not known or with parameters of other names, shapes
-    or dtypes, and for a model without experts.
+    or dtypes, for two layers of one number, and for a model without experts.
     """
     found = []
     for name, module in model.named_modules():
@@ -72,6 +72,12 @@ def find_blocks(model: Any) -> list[ExpertBlock]:
             )
     if not found:
         raise Usage(f"{type(model).__name__} has no experts", "use a model of " + ", ".join(sorted(KNOWN.values())))
+    names: dict[int, str] = {}
+    for block in found:
+        # Files are asked for the number alone: a second stack of layers would get the experts of the first one.
+        other = names.setdefault(block.layer, block.name)
+        if other != block.name:
+            raise Usage(f"{other} and {block.name} are both layer {block.layer}", "pass the part of the model with one of them")
     return found
 
 

@@ -212,7 +212,8 @@ class ExpertCache:
                     continue
                 if not self._free_guesses:
                     return
-                self._guessed[key] = self.start(bank, expert, self._free_guesses.pop())
+                self._guessed[key] = self.start(bank, expert, self._free_guesses[-1])
+                self._free_guesses.pop()
                 self.count("guesses")
                 self.count("bytes_read", bank.nbytes[expert])
 
@@ -258,18 +259,22 @@ class _StepReads:
 
     def begin(self) -> None:
         """Starts what buffers are free for."""
-        while self._waiting and self._cache._free_buffers:
-            expert = self._waiting.popleft()
-            self._under_way[expert] = self._cache.start(self._bank, expert, self._cache._free_buffers.pop())
+        free = self._cache._free_buffers
+        while self._waiting and free:
+            # A buffer is taken when its read has started: files that are closed refuse, and it would be lost.
+            self._under_way[self._waiting[0]] = self._cache.start(self._bank, self._waiting[0], free[-1])
+            self._waiting.popleft()
+            free.pop()
 
     def finish(self, expert: int, pinned: set[int], on_error: OnReadError) -> int | None:
         """Waits for an expert and writes it to a slot."""
         cache, key = self._cache, (self._bank.number, expert)
-        guessed = self._guesses.pop(expert, None)
+        guessed = self._guesses.get(expert)
         if guessed is not None and not _is_well(guessed):
             cache.count("guesses_wasted")
             self._under_way[expert] = cache.start(self._bank, expert, guessed.buffer)
             guessed = None
+        self._guesses.pop(expert, None)
         if guessed is not None:
             self._under_way[expert] = guessed
             cache.count("guesses_used")

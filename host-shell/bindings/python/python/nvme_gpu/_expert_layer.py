@@ -33,10 +33,11 @@ class ExpertLayer:
         """The results for states ``x``, ``(tokens, width)``, of the experts ``index`` with ``weights``, ``(tokens, k)``."""
         self._check(x, weights)
         with self._torch.no_grad(), self.cache.lock:
+            # Under the lock: another thread may close the stream while this one waits for it.
+            self._check_open()
             return self._computed(x, index, weights)
 
     def _check(self, x: Any, weights: Any) -> None:
-        self._check_open()
         if self._torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
             raise Usage(f"{self.name} computes no gradient", "call the model under torch.no_grad()")
         slots = self.cache.slots

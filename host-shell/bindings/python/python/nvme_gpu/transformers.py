@@ -242,7 +242,8 @@ def _banks(files: ExpertFiles, blocks: list[ExpertBlock]) -> tuple[list[ExpertBa
 def _device(torch: Any, model: Any, block: ExpertBlock, device: Any) -> Any:
     """Where the experts of a block go: parameters without memory lie where their router does."""
     if device is not None:
-        found = torch.device(device)
+        # "cuda" becomes "cuda:0": tensors name their devices with a number, and inputs are compared with it.
+        found = torch.empty(0, device=device).device
     elif block.device.type != "meta":
         found = block.device
     else:

@@ -12,6 +12,7 @@ from . import _tensors as t
 from ._matrix import store_of
 
 _F32 = ("float32",)
+_BIASES = ("the bias of gate", "the bias of up", "the bias of down")
 _MOST = (1 << 32) - 1
 _MOST_EXPERTS = 4096
 
@@ -157,9 +158,16 @@ def moe_activation(gate: Any, up: Any, out: Any = None, *, limit: float | None =
     x, y = _of_host(gate, "gate", "float32"), _of_host(up, "up", "float32")
     t.shaped(y, "up", x.shape)
     to = t.place(out, "out", x, x.shape)
-    limits = (None if limit is None else float(limit), None if alpha is None else float(alpha))
-    t.run(_native.activate_on_cpu(x.view, y.view, *limits, to.view))
+    t.run(_native.activate_on_cpu(x.view, y.view, *_limits(limit, alpha), to.view))
     return to.value
+
+
+def _limits(limit: float | None, alpha: float | None) -> tuple[float | None, float | None]:
+    """Returns both as numbers. NaN would clamp nothing, and a limit below 0 turns the clamp round."""
+    return (
+        None if limit is None else t.number("limit", limit, positive=True),
+        None if alpha is None else t.number("alpha", alpha),
+    )
 
 
 def _of_host(value: Any, what: str, dtype: str) -> t.Operand:
@@ -239,7 +247,7 @@ class Experts(Launching):
             cache = (t.whole("cache_bytes", cache_bytes, 0, (1 << 63) - 1), str(policy), kept, self._tokens)
         self._store, self._layers = store, len(places)
         self._shape = (sizes[0], sizes[1], sizes[2], sizes[3])
-        limits = (None if limit is None else float(limit), None if alpha is None else float(alpha))
+        limits = _limits(limit, alpha)
         self._native = _native.Experts(native, places, self._shape, t.flag("over_all", over_all), limits, cache)
 
     @property
@@ -302,7 +310,7 @@ class Experts(Launching):
         if accumulate and out is None:
             raise Usage("accumulate without out", "pass the sums so far as out")
         of_matrices = self._biases(biases, (hidden, hidden, width))
-        gpu = t.together(logits=r, x=v, **{f"bias_{number}": bias for number, bias in enumerate(of_matrices)})
+        gpu = t.together(logits=r, x=v, **dict(zip(_BIASES, of_matrices)))
         y = t.place(out, "out", v, v.shape)
         of_all = None if probabilities is None else t.place(probabilities, "probabilities", r, r.shape)
         if gpu is None:
@@ -327,9 +335,9 @@ class Experts(Launching):
         given = list(biases)
         if len(given) != 3:
             raise Usage(f"{len(given)} biases are given", "give those of gate, up and down")
-        found = [t.operand(bias, "a bias", _F32) for bias in given]
-        for bias, count in zip(found, rows):
-            t.shaped(bias, "a bias", (self._shape[2], count))
+        found = [t.operand(bias, name, _F32) for name, bias in zip(_BIASES, given)]
+        for name, bias, count in zip(_BIASES, found, rows):
+            t.shaped(bias, name, (self._shape[2], count))
         return found
 
     def counts(self) -> Counts:
