@@ -40,14 +40,14 @@ pub struct ExpertShape {
 }
 
 /// Biases of a layer: for each matrix a vector for each expert, one after another.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ExpertBiases {
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ExpertBiases<'a> {
     /// `hidden` elements for each expert.
-    pub gate: Vec<f32>,
+    pub gate: &'a [f32],
     /// `hidden` elements for each expert.
-    pub up: Vec<f32>,
+    pub up: &'a [f32],
     /// `width` elements for each expert.
-    pub down: Vec<f32>,
+    pub down: &'a [f32],
 }
 
 /// Location of the matrices of one kind in a layer: those of all experts in order.
@@ -146,7 +146,7 @@ impl ExpertLayers {
         layer: u32,
         logits: &[f32],
         x: &[f32],
-        biases: Option<&ExpertBiases>,
+        biases: Option<ExpertBiases<'_>>,
     ) -> Result<Vec<f32>> {
         let shape = self.shape;
         let (width, experts) = (shape.width as usize, shape.experts as usize);
@@ -171,13 +171,13 @@ impl ExpertLayers {
                 let product = |matrix, x: &[f32]| self.product(layer, matrix, chosen.expert, x);
                 let (mut gate, mut up) = (product(0, x)?, product(1, x)?);
                 if let Some(biases) = biases {
-                    add_row(&mut gate, &biases.gate, chosen.expert)?;
-                    add_row(&mut up, &biases.up, chosen.expert)?;
+                    add_row(&mut gate, biases.gate, chosen.expert)?;
+                    add_row(&mut up, biases.up, chosen.expert)?;
                 }
                 shape.activation.apply(&mut gate, &up);
                 let mut down = product(2, &gate)?;
                 if let Some(biases) = biases {
-                    add_row(&mut down, &biases.down, chosen.expert)?;
+                    add_row(&mut down, biases.down, chosen.expert)?;
                 }
                 for (y, down) in y.iter_mut().zip(down) {
                     *y += chosen.weight * down;

@@ -80,14 +80,17 @@ impl ModelConfig {
         let kv_heads = keys.size_or("attention.head_count_kv", heads)?;
         let head_elements = keys.size_or("attention.key_length", width / heads)?;
         let experts = mixture(&keys)?;
-        let hidden = keys.size("feed_forward_length")?;
         let config = Self {
             family,
             layers: keys.size("block_count")?,
             width,
             hidden: match family.has_experts_only() {
-                true => keys.size("expert_feed_forward_length")?,
-                false => hidden,
+                true => {
+                    // Rows of layers without experts, which there are none of.
+                    keys.size_or("feed_forward_length", 1)?;
+                    keys.size("expert_feed_forward_length")?
+                }
+                false => keys.size("feed_forward_length")?,
             },
             heads,
             kv_heads,
@@ -103,6 +106,13 @@ impl ModelConfig {
             },
             experts,
         };
+        if config.yarn.is_some() && config.rope_base <= 1.0 {
+            return Err(refused(format!(
+                "{} is {}, and YaRN divides by its logarithm",
+                keys.name("rope.freq_base"),
+                config.rope_base
+            )));
+        }
         config.check_heads(&keys)?;
         config.check_neutral(&keys)?;
         let prefix = keys.name("");

@@ -74,8 +74,8 @@ fn part(layer: &LoadedLayer, at: u64, bytes: u64) -> Result<&[u8]> {
 }
 
 /// Returns the `count` numbers from byte `at` of a layer on.
-fn numbers(layer: &LoadedLayer, at: u64, count: u32) -> Result<Vec<f32>> {
-    let bytes = part(layer, at, u64::from(count) * 4)?;
+fn numbers(layer: &LoadedLayer, at: u64, count: u64) -> Result<Vec<f32>> {
+    let bytes = part(layer, at, count * 4)?;
     let numbers = bytes.as_chunks::<4>().0.iter();
     Ok(numbers.map(|bytes| f32::from_le_bytes(*bytes)).collect())
 }
@@ -105,7 +105,7 @@ impl ModelBackend for CpuMachine {
     }
 
     fn norm(&mut self, layer: &LoadedLayer, weight: u64, tokens: u32) -> Result<()> {
-        let weight = numbers(layer, weight, self.sizes.config.width)?;
+        let weight = numbers(layer, weight, self.sizes.config.width.into())?;
         self.norm_by(&weight, 0, tokens);
         Ok(())
     }
@@ -147,7 +147,7 @@ impl ModelBackend for CpuMachine {
         tokens: u32,
     ) -> Result<()> {
         let elements = self.sizes.elements(buffer);
-        let bias = numbers(layer, bias, elements)?;
+        let bias = numbers(layer, bias, elements.into())?;
         let vectors = self.buffers[buffer as usize].chunks_mut(elements as usize);
         for vector in vectors.take(tokens as usize) {
             vector
@@ -167,7 +167,7 @@ impl ModelBackend for CpuMachine {
     ) -> Result<()> {
         let config = &self.sizes.config;
         let (elements, epsilon) = (config.head_elements, config.epsilon);
-        let weight = numbers(layer, weight, elements)?;
+        let weight = numbers(layer, weight, elements.into())?;
         let heads = (vectors.heads(config) * tokens) as usize;
         let all = self.buffers[vectors.buffer() as usize].chunks_mut(elements as usize);
         for head in all.take(heads) {
@@ -187,7 +187,7 @@ impl ModelBackend for CpuMachine {
             head_elements: config.head_elements,
         };
         let halves = config.family.rotates_halves();
-        let sinks = step.sinks.map(|at| numbers(layer, at, config.heads));
+        let sinks = step.sinks.map(|at| numbers(layer, at, config.heads.into()));
         let sinks = sinks.transpose()?;
         let rule = AttentionRule {
             scale: self.sizes.scale(),
@@ -238,16 +238,23 @@ impl ModelBackend for CpuMachine {
         let logits = self.vectors(VectorBuffer::Router, 0, tokens);
         let x = self.vectors(VectorBuffer::Normed, 0, tokens);
         let shape = experts.shape();
-        let of_experts = |at, rows| numbers(layer, at, shape.experts * rows);
-        let biases = match biases {
-            None => None,
-            Some([gate, up, down]) => Some(ExpertBiases {
-                gate: of_experts(gate, shape.hidden)?,
-                up: of_experts(up, shape.hidden)?,
-                down: of_experts(down, shape.width)?,
-            }),
+        let of_experts = |at, rows: u32| {
+            let count = u64::from(shape.experts) * u64::from(rows);
+            numbers(layer, at, count)
         };
-        let y = experts.compute(block as u32, logits, x, biases.as_ref())?;
+        let biases = biases.map(|biases| -> Result<_> {
+            let [gate, up, down] = biases;
+            Ok([
+                of_experts(gate, shape.hidden)?,
+                of_experts(up, shape.hidden)?,
+                of_experts(down, shape.width)?,
+            ])
+        });
+        let biases = biases.transpose()?;
+        let biases = biases
+            .as_ref()
+            .map(|[gate, up, down]| ExpertBiases { gate, up, down });
+        let y = experts.compute(block as u32, logits, x, biases)?;
         let hidden = &mut self.buffers[VectorBuffer::Hidden as usize];
         hidden.iter_mut().zip(y).for_each(|(sum, y)| *sum += y);
         Ok(())

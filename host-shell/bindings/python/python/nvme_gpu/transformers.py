@@ -5,6 +5,7 @@ Needs ``transformers`` (tested with 5.19.0) and ``torch``, which are imported wh
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Callable
@@ -164,7 +165,7 @@ def load_model(
     kind = model_class or getattr(transformers, (config.architectures or ["none"])[0], None)
     if kind is None:
         raise Usage(f"the configuration names the class {config.architectures}", "pass model_class=")
-    _leave_quantisation_out(transformers, config, options)
+    config = _leave_quantisation_out(transformers, config, options)
 
     def without_experts(self: Any, *arguments: Any, **more: Any) -> None:
         kind.__init__(self, *arguments, **more)
@@ -186,17 +187,20 @@ def load_model(
     return model, stream
 
 
-def _leave_quantisation_out(transformers: Any, config: Any, options: dict[str, Any]) -> None:
+def _leave_quantisation_out(transformers: Any, config: Any, options: dict[str, Any]) -> Any:
+    """The configuration with which everything but the experts is loaded; the caller's own stays as it is."""
     found = getattr(config, "quantization_config", None)
     if found is None or "quantization_config" in options:
-        return
+        return config
     method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
     if method == "mxfp4":
+        config = copy.deepcopy(config)
         del config.quantization_config
     elif method == "fp8":
         options["quantization_config"] = transformers.FineGrainedFP8Config(dequantize=True)
     else:
         raise Usage(f"the checkpoint is quantised by {method}", "pass quantization_config= for what is not an expert")
+    return config
 
 
 def _numbers(cache_bytes: Any, reads: Any, guesses: Any, share: Any) -> tuple[int, int, int, float]:

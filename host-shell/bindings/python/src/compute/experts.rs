@@ -161,10 +161,10 @@ impl PyExperts {
             }
             let biases = biases.map(|biases| {
                 // SAFETY: as above.
-                let [gate, up, down] = biases.map(|bias| unsafe { bias.get() }.to_vec());
+                let [gate, up, down] = biases.map(|bias| unsafe { bias.get() });
                 ExpertBiases { gate, up, down }
             });
-            let found = opened.experts.compute(layer, logits, x, biases.as_ref());
+            let found = opened.experts.compute(layer, logits, x, biases);
             if found.is_err() {
                 // Results that are not computed are NaN.
                 out.fill(f32::NAN);
