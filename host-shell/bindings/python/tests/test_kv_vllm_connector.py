@@ -380,6 +380,38 @@ def test_another_layout_size_or_rank_is_refused(vllm, device):
     engine.close()
 
 
+def test_a_page_of_another_group_is_a_miss(vllm, device):
+    engine = Engine(vllm, device, groups=2)
+    first, second = key(1, 0), key(1, 1)
+    engine.store([first], [1], groups=2)
+    assert engine.look([first, second]) == [True, False]
+    context = SimpleNamespace(req_id="request")
+    spec = engine.manager.prepare_store([second], context).store_spec
+    blocks = SimpleNamespace(block_ids=[2], group_sizes=[0, 1], block_indices=[0, 0])
+    engine.scheduler.jobs.store_jobs[engine.numbers] = SimpleNamespace(req_id="request", src_spec=blocks, dst_spec=spec)
+    engine.numbers += 1
+    engine.step()
+    engine.manager.complete_store([second], context)
+    assert engine.look([first, second]) == [True, True]
+    engine.load([first], [20], groups=2)
+    assert engine.content([20]) == engine.content([1]) and not engine.failed
+    engine.close()
+
+
+def test_the_area_of_another_rank_is_refused(vllm, device):
+    engine = Engine(vllm, device, 2)
+    engine.store(KEYS[:1], [1])
+    engine.close()
+    path = device[len("file:") :]
+    with open(path, "r+b") as file:
+        data = file.read()
+        file.seek(0)
+        file.write(data[1 << 20 : 2 << 20] + data[: 1 << 20])
+    with pytest.raises(nvme_gpu.NvmeGpuError) as refused:
+        Engine(vllm, device, 2, create="never")
+    assert refused.value.code == "mismatch"
+
+
 def test_ranks_share_an_area(vllm, device, tmp_path):
     engine = Engine(vllm, device, 2, shared=True, directory=str(tmp_path), nbytes=2 << 20)
     engine.store(KEYS[:2], [1, 2])
