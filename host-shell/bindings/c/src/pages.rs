@@ -32,14 +32,14 @@ pub struct PagesHandle {
 }
 
 /// Object of a handle of pages.
-pub struct OpenPages {
+pub struct OpenedPages {
     /// The address of the store's handle.
     pub store: usize,
     opened: Arc<OpenedStore>,
     pages: PageStore<Arc<Store>>,
 }
 
-pub static PAGES: OpenHandles<Arc<OpenPages>> = OpenHandles::new();
+pub static PAGES: OpenHandles<Arc<OpenedPages>> = OpenHandles::new();
 
 /// The place of pages, and what they depend on beside their keys: pages of other values are never found. A text that is NULL
 /// is empty; none has more than 255 bytes.
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn nvme_gpu_pages_open(
                 return Err(CallFailure::usage(cause, remedy));
             }
         };
-        let handle: *mut PagesHandle = PAGES.open(Arc::new(OpenPages {
+        let handle: *mut PagesHandle = PAGES.open(Arc::new(OpenedPages {
             store: store.addr(),
             opened,
             pages: found,
@@ -270,7 +270,7 @@ struct PageCall {
 impl PageCall {
     /// # Safety
     /// The caller fulfils the contract in the header for `entries`.
-    unsafe fn take(open: &OpenPages, entries: *mut PageEntry, count: usize) -> Answer<Self> {
+    unsafe fn take(open: &OpenedPages, entries: *mut PageEntry, count: usize) -> Answer<Self> {
         if entries.is_null() && count > 0 {
             return Err(null("entries"));
         }
@@ -319,7 +319,7 @@ impl PageCall {
         match ranges.windows(2).find(|two| two[0].0 + two[0].1 > two[1].0) {
             None => Ok(()),
             Some(two) => Err(CallFailure::usage(
-                format!("the room of two pages overlaps at address {:#x}", two[1].0),
+                format!("two pages share memory at address {:#x}", two[1].0),
                 "give each page memory of its own",
             )),
         }

@@ -92,7 +92,7 @@ fn made() -> String {
                 "OpenDevice",
                 "RegisteredRange",
                 "OpenGather",
-                "OpenPages",
+                "OpenedPages",
                 "PageCall",
             ]
             .map(str::to_owned)

@@ -14,7 +14,7 @@ pub use yarn::YarnScaling;
 
 use crate::experts::ExpertCounts;
 use crate::machine::{
-    AttentionStep, BufferSizes, HeadVectors, ModelBackend, ProductVectors, VectorBuffer,
+    BufferSizes, HeadVectors, LayerAttention, ModelBackend, ProductVectors, VectorBuffer,
 };
 use nvme_host::loader::{LayerLoader, LoaderOptions, LoaderPath, LoaderStats, ResidentLayers};
 use nvme_host::{Catalog, Error, Manifest, Result, Store};
@@ -234,7 +234,7 @@ impl Llama {
         machine.embed(tokens)?;
         for (index, block) in self.weights.blocks.iter().enumerate() {
             let layer = self.loader.layer_for(index, machine.stream())?;
-            let step = AttentionStep {
+            let step = LayerAttention {
                 block: index,
                 position: self.position,
                 tokens: count,
@@ -261,7 +261,7 @@ fn block_forward(
     machine: &mut dyn ModelBackend,
     layer: &nvme_host::loader::LoadedLayer,
     block: &LayerBlock,
-    step: AttentionStep,
+    step: LayerAttention,
 ) -> Result<()> {
     use VectorBuffer::{Gate, Normed, Router, Up};
     let tokens = step.tokens;
@@ -298,7 +298,7 @@ fn attention_forward(
     machine: &mut dyn ModelBackend,
     layer: &nvme_host::loader::LoadedLayer,
     block: &LayerBlock,
-    step: AttentionStep,
+    step: LayerAttention,
 ) -> Result<()> {
     use VectorBuffer::{Attended, Hidden, Keys, Normed, Queries, Values};
     let tokens = step.tokens;

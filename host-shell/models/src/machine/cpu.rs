@@ -1,6 +1,6 @@
 //! Threads of the CPU.
 
-use super::{AttentionStep, BufferSizes, HeadVectors, ModelBackend, ProductVectors, VectorBuffer};
+use super::{BufferSizes, HeadVectors, LayerAttention, ModelBackend, ProductVectors, VectorBuffer};
 use crate::experts::{ExpertBiases, ExpertCounts, ExpertLayers};
 use crate::llama::weights::{EmbeddingTable, ModelWeights, WeightMatrix};
 use nvme_compute::steps::by_cpu::{self, AttentionRule, TokenHeads};
@@ -177,7 +177,7 @@ impl ModelBackend for CpuMachine {
         Ok(())
     }
 
-    fn attend(&mut self, layer: &LoadedLayer, step: AttentionStep) -> Result<()> {
+    fn attend(&mut self, layer: &LoadedLayer, step: LayerAttention) -> Result<()> {
         let config = &self.sizes.config;
         let shape = TokenHeads {
             position: step.position,

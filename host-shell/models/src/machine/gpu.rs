@@ -3,7 +3,7 @@
 // UNSAFETY: launches kernels over addresses of memory that the machine owns, or that a layer holds.
 #![allow(unsafe_code)]
 
-use super::{AttentionStep, BufferSizes, HeadVectors, ModelBackend, ProductVectors, VectorBuffer};
+use super::{BufferSizes, HeadVectors, LayerAttention, ModelBackend, ProductVectors, VectorBuffer};
 use crate::experts::{
     self, CacheOptions, ExpertCounts, ExpertLayers, ExpertStep, GpuExperts, ReplacementPolicy,
 };
@@ -240,7 +240,7 @@ impl ModelBackend for GpuMachine {
         unsafe { self.steps.rms_norm(&norm, self.stream.handle()) }
     }
 
-    fn attend(&mut self, layer: &LoadedLayer, step: AttentionStep) -> Result<()> {
+    fn attend(&mut self, layer: &LoadedLayer, step: LayerAttention) -> Result<()> {
         let config = &self.sizes.config;
         let (keys, values) = &self.cache[step.block];
         let (key_cache, value_cache) = (keys.address(), values.address());

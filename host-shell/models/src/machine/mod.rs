@@ -151,7 +151,7 @@ impl HeadVectors {
 
 /// The attention of a layer.
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionStep {
+pub struct LayerAttention {
     /// Number of the layer of the model.
     pub block: usize,
     /// Position of the first token.
@@ -209,7 +209,7 @@ pub trait ModelBackend: Send {
     ) -> Result<()>;
 
     /// Computes the attention of a layer into [`VectorBuffer::Attended`].
-    fn attend(&mut self, layer: &LoadedLayer, step: AttentionStep) -> Result<()>;
+    fn attend(&mut self, layer: &LoadedLayer, step: LayerAttention) -> Result<()>;
 
     /// Applies the activation to [`VectorBuffer::Gate`], times [`VectorBuffer::Up`], into the first.
     fn activate(&mut self, tokens: u32) -> Result<()>;

@@ -61,7 +61,7 @@ static void stored_and_found(nvme_gpu_pages_t *pages, unsigned char keys[COUNT][
     entries[0].bytes = PAGE;
     entries[1].data = back[0] + 100;
     USAGE(nvme_gpu_pages_get(pages, entries, 2));
-    CHECK(strstr(nvme_gpu_last_error(), "overlap") != NULL && entries[0].status == NVME_GPU_ROW_NOT_RUN);
+    CHECK(strstr(nvme_gpu_last_error(), "share memory") != NULL && entries[0].status == NVME_GPU_ROW_NOT_RUN);
     entries[1].data = NULL;
     USAGE(nvme_gpu_pages_put(pages, entries, 2));
     USAGE(nvme_gpu_pages_get(pages, NULL, 1));
