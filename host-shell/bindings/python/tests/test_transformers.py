@@ -6,15 +6,12 @@ import json
 import shutil
 
 import pytest
+import torch
+import transformers
+from experts_stand_in import safetensors
 
 import nvme_gpu
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-
-from experts_stand_in import safetensors  # noqa: E402
-
-from nvme_gpu.transformers import load_model, stream_experts  # noqa: E402
+from nvme_gpu.transformers import load_model, stream_experts
 
 pytestmark = pytest.mark.by_hand
 
