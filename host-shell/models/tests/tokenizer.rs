@@ -150,22 +150,23 @@ fn an_interrupt_ends_the_work_on_a_text() {
     assert_eq!(calls, 100);
 }
 
+/// Returns the bytes of a text in a GGUF file.
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+}
+
 /// The keys of a GGUF file without tensors.
+#[derive(Default)]
 struct Keys {
     count: u64,
     bytes: Vec<u8>,
 }
 
 impl Keys {
-    fn text(bytes: &mut Vec<u8>, text: &str) {
-        bytes.extend((text.len() as u64).to_le_bytes());
-        bytes.extend(text.as_bytes());
-    }
-
     /// Adds a value of the type `kind` with the bytes `value`.
     fn add(&mut self, name: &str, kind: u32, value: &[u8]) {
         self.count += 1;
-        Self::text(&mut self.bytes, name);
+        self.bytes.extend(text(name));
         self.bytes.extend(kind.to_le_bytes());
         self.bytes.extend(value);
     }
@@ -194,15 +195,7 @@ fn of_scores(tokens: &[(&str, f32)]) -> Tokenizer {
         .iter()
         .map(|(text, score)| ((*text).to_owned(), *score, 1));
     let all: Vec<(String, f32, i32)> = bytes.chain(tokens).collect();
-    let mut keys = Keys {
-        count: 0,
-        bytes: Vec::new(),
-    };
-    let text = |text: &str| {
-        let mut bytes = Vec::new();
-        Keys::text(&mut bytes, text);
-        bytes
-    };
+    let mut keys = Keys::default();
     keys.add("tokenizer.ggml.model", 8, &text("llama"));
     let texts: Vec<Vec<u8>> = all.iter().map(|(name, ..)| text(name)).collect();
     keys.add_array("tokenizer.ggml.tokens", 8, &texts);
@@ -217,15 +210,7 @@ fn of_scores(tokens: &[(&str, f32)]) -> Tokenizer {
 
 /// Returns a byte-pair tokenizer over all texts of up to 8 letters `a` and `b`, with these merges in their order.
 fn of_merges(merges: &[(String, String)]) -> nvme_host::Result<Tokenizer> {
-    let mut keys = Keys {
-        count: 0,
-        bytes: Vec::new(),
-    };
-    let text = |text: &str| {
-        let mut bytes = Vec::new();
-        Keys::text(&mut bytes, text);
-        bytes
-    };
+    let mut keys = Keys::default();
     keys.add("tokenizer.ggml.model", 8, &text("gpt2"));
     keys.add("tokenizer.ggml.pre", 8, &text("gpt-2"));
     let tokens: Vec<Vec<u8>> = letters().iter().map(|one| text(one)).collect();
@@ -239,15 +224,7 @@ fn of_merges(merges: &[(String, String)]) -> nvme_host::Result<Tokenizer> {
 
 /// Returns a byte-pair tokenizer of the letter `a` and of control tokens with these texts.
 fn of_controls(controls: &[&str]) -> Tokenizer {
-    let mut keys = Keys {
-        count: 0,
-        bytes: Vec::new(),
-    };
-    let text = |text: &str| {
-        let mut bytes = Vec::new();
-        Keys::text(&mut bytes, text);
-        bytes
-    };
+    let mut keys = Keys::default();
     keys.add("tokenizer.ggml.model", 8, &text("gpt2"));
     keys.add("tokenizer.ggml.pre", 8, &text("gpt-2"));
     let texts: Vec<&str> = std::iter::once("a")

@@ -4,6 +4,7 @@
 //! and returns the next one, layer by layer. The operations are implemented by the back ends in `machine`.
 
 mod config;
+pub(crate) mod embedding;
 mod family;
 pub(crate) mod weights;
 mod yarn;

@@ -2,7 +2,8 @@
 
 use super::{BufferSizes, HeadVectors, LayerAttention, ModelBackend, ProductVectors, VectorBuffer};
 use crate::experts::{ExpertBiases, ExpertCounts, ExpertLayers};
-use crate::llama::weights::{EmbeddingTable, ModelWeights, WeightMatrix};
+use crate::llama::embedding::EmbeddingTable;
+use crate::llama::weights::{ModelWeights, WeightMatrix};
 use nvme_compute::steps::by_cpu::{self, AttentionRule, TokenHeads};
 use nvme_compute_kernel::experts::MATRICES;
 use nvme_compute_kernel::reference;
@@ -242,15 +243,14 @@ impl ModelBackend for CpuMachine {
             let count = u64::from(shape.experts) * u64::from(rows);
             numbers(layer, at, count)
         };
-        let biases = biases.map(|biases| -> Result<_> {
-            let [gate, up, down] = biases;
-            Ok([
+        let biases = match biases {
+            None => None,
+            Some([gate, up, down]) => Some([
                 of_experts(gate, shape.hidden)?,
                 of_experts(up, shape.hidden)?,
                 of_experts(down, shape.width)?,
-            ])
-        });
-        let biases = biases.transpose()?;
+            ]),
+        };
         let biases = biases
             .as_ref()
             .map(|[gate, up, down]| ExpertBiases { gate, up, down });

@@ -7,7 +7,8 @@ use super::{BufferSizes, HeadVectors, LayerAttention, ModelBackend, ProductVecto
 use crate::experts::{
     self, CacheOptions, ExpertCounts, ExpertLayers, ExpertStep, GpuExperts, ReplacementPolicy,
 };
-use crate::llama::weights::{EmbeddingTable, ModelWeights, WeightMatrix};
+use crate::llama::embedding::EmbeddingTable;
+use crate::llama::weights::{ModelWeights, WeightMatrix};
 use nvme_compute::steps::StepKernels;
 use nvme_compute_kernel::experts::MATRICES;
 use nvme_compute_kernel::{
