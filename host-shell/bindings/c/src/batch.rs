@@ -84,10 +84,7 @@ impl IoBatch {
             unsafe { CallMemory::elements(entries, count as u64, size_of::<BatchIo>(), "ios") }?;
         let mut ios = Vec::new();
         for index in 0..count {
-            let named = |failure: CallFailure| CallFailure {
-                cause: format!("entry {index}: {}", failure.cause),
-                ..failure
-            };
+            let named = |failure: CallFailure| failure.of_entry(index);
             // SAFETY: below `count`.
             let io = unsafe { entries.add(index).read_unaligned() };
             let is_write = match io.operation {
@@ -171,8 +168,7 @@ impl IoBatch {
                 if first.failure.is_none() {
                     report.first_row = index as u64;
                     report.first_status = failure.status;
-                    let cause = format!("entry {index}: {}", failure.cause);
-                    first.failure = Some(CallFailure { cause, ..failure });
+                    first.failure = Some(failure.of_entry(index));
                 }
             }
         }

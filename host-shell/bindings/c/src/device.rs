@@ -6,9 +6,9 @@
 #[cfg(feature = "cuda")]
 use crate::border::give;
 use crate::border::{Answer, Sized0, call, null, put, take, value};
-#[cfg(feature = "cuda")]
-use crate::opened::OpenDevice;
 use crate::opened::{DEVICES, DeviceHandle, StoreHandle, TABLES, TableHandle, opened};
+#[cfg(feature = "cuda")]
+use crate::opened::{OpenDevice, open_in};
 use crate::status::{CallFailure, NVME_GPU_ERROR_VERSION, nvme_gpu_status};
 use std::ffi::c_void;
 
@@ -172,13 +172,11 @@ unsafe fn lend(
     unsafe { give(setup, &known) }?;
     // SAFETY: the caller's: the structure of this layout.
     unsafe { put(words.cast(), by_value, "queues") }?;
-    let store = store.addr();
-    let handle: *mut DeviceHandle = DEVICES.open(std::sync::Arc::new(OpenDevice { store, queues }));
-    // A store that was closed meanwhile has taken its queues with it, but for these.
-    if let Err(failure) = self::opened(std::ptr::without_provenance::<StoreHandle>(store)) {
-        drop(DEVICES.close(handle));
-        return Err(failure);
-    }
+    let open = std::sync::Arc::new(OpenDevice {
+        store: store.addr(),
+        queues,
+    });
+    let handle = open_in(&DEVICES, store, open)?;
     // SAFETY: written once already.
     unsafe { put(device, handle, "device") }
 }

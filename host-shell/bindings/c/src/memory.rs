@@ -58,6 +58,11 @@ impl CallMemory {
         self.start as u64
     }
 
+    /// Returns the length in bytes.
+    pub fn length(&self) -> usize {
+        self.bytes
+    }
+
     /// Returns the bytes, to be read.
     ///
     /// # Safety

@@ -43,6 +43,28 @@ pub fn opened(store: *const StoreHandle) -> Answer<Arc<OpenedStore>> {
     STORES.get(store, "store")
 }
 
+/// Opens a handle in `handles` for `thing` of `store`.
+///
+/// Closing a store closes what is open of it. A handle that is opened while its store is being closed could be missed
+/// and keep the device, so the store is looked up once more.
+///
+/// # Errors
+/// Those of [`opened`].
+pub fn open_in<T: Clone, H>(
+    handles: &OpenHandles<T>,
+    store: *const StoreHandle,
+    thing: T,
+) -> Answer<*mut H> {
+    let handle = handles.open(thing);
+    match opened(store) {
+        Ok(_) => Ok(handle),
+        Err(failure) => {
+            drop(handles.close(handle));
+            Err(failure)
+        }
+    }
+}
+
 /// Object of a handle of a table.
 #[derive(Clone)]
 pub struct OpenTable {

@@ -5,7 +5,7 @@
 use crate::border::{Answer, Sized0, call, give, null, put, take, text, value};
 use crate::handles::OpenHandles;
 use crate::memory::{CallLocation, CallMemory, place};
-use crate::opened::{OpenedStore, StoreHandle, opened};
+use crate::opened::{OpenedStore, StoreHandle, open_in, opened};
 use crate::status::{
     CallFailure, NVME_GPU_ERROR_CHANGED, NVME_GPU_ERROR_INTERNAL, NVME_GPU_ERROR_MISMATCH,
     NVME_GPU_ERROR_PAGE_IN_PROGRESS, NVME_GPU_ERROR_PAGE_LOST, NVME_GPU_ERROR_PAGE_MISSING,
@@ -216,16 +216,12 @@ pub unsafe extern "C" fn nvme_gpu_pages_open(
                 return Err(CallFailure::usage(cause, remedy));
             }
         };
-        let handle: *mut PagesHandle = PAGES.open(Arc::new(OpenedPages {
+        let open = Arc::new(OpenedPages {
             store: store.addr(),
             opened,
             pages: found,
-        }));
-        // A store that was closed meanwhile has taken its pages with it, but for these.
-        if let Err(failure) = self::opened(store) {
-            drop(PAGES.close(handle));
-            return Err(failure);
-        }
+        });
+        let handle = open_in(&PAGES, store, open)?;
         // SAFETY: written once already.
         unsafe { put(pages, handle, "pages") }
     })
@@ -278,10 +274,7 @@ impl PageCall {
         unsafe { CallMemory::elements(entries, count as u64, size_of::<PageEntry>(), "entries") }?;
         let (mut keys, mut data) = (Vec::new(), Vec::new());
         for index in 0..count {
-            let named = |failure: CallFailure| CallFailure {
-                cause: format!("entry {index}: {}", failure.cause),
-                ..failure
-            };
+            let named = |failure: CallFailure| failure.of_entry(index);
             // SAFETY: below `count`. Programs may pack their structures.
             let entry = unsafe { entries.add(index).read_unaligned() };
             // SAFETY: the caller's.
@@ -310,11 +303,10 @@ impl PageCall {
     }
 
     /// Refuses pages that would be loaded over each other.
-    fn check_apart(&self, entries: usize) -> Answer<()> {
-        let mut ranges: Vec<(u64, u64)> = (0..entries)
-            .map(|index| (self.data[index].address(), self.bytes_of(index) as u64))
-            .filter(|(_, bytes)| *bytes > 0)
-            .collect();
+    fn check_apart(&self) -> Answer<()> {
+        let ranges = self.data.iter();
+        let ranges = ranges.map(|page| (page.address(), page.length() as u64));
+        let mut ranges: Vec<(u64, u64)> = ranges.filter(|(_, bytes)| *bytes > 0).collect();
         ranges.sort_unstable();
         match ranges.windows(2).find(|two| two[0].0 + two[0].1 > two[1].0) {
             None => Ok(()),
@@ -323,11 +315,6 @@ impl PageCall {
                 "give each page memory of its own",
             )),
         }
-    }
-
-    fn bytes_of(&self, index: usize) -> usize {
-        // SAFETY: an entry of the call.
-        unsafe { (&raw const (*self.entries.add(index)).bytes).read_unaligned() }
     }
 
     fn set(&self, index: usize, status: nvme_gpu_status, length: usize) {
@@ -351,8 +338,7 @@ impl PageCall {
                 Ok(length) => self.set(index, NVME_GPU_OK, length),
                 Err(failure) => {
                     self.set(index, failure.status, 0);
-                    let cause = format!("entry {index}: {}", failure.cause);
-                    first = first.and(Err(CallFailure { cause, ..failure }));
+                    first = first.and(Err(failure.of_entry(index)));
                 }
             }
         }
@@ -406,7 +392,7 @@ pub unsafe extern "C" fn nvme_gpu_pages_get(
         let open = PAGES.get(pages, "pages")?;
         // SAFETY: as the header says.
         let all = unsafe { PageCall::take(&open, entries, count) }?;
-        all.check_apart(count)?;
+        all.check_apart()?;
         // SAFETY: nothing else uses the room meanwhile, as the header says, and no two overlap.
         let rooms = all.data.iter().map(|page| unsafe { page.bytes_mut() });
         let mut given: Vec<(PageKey, &mut [u8])> = all.keys.iter().copied().zip(rooms).collect();

@@ -196,6 +196,14 @@ impl CallFailure {
         Self::new(NVME_GPU_ERROR_USAGE, cause, remedy)
     }
 
+    /// Returns the failure with the number of the entry of a list that it concerns.
+    pub fn of_entry(self, index: usize) -> Self {
+        Self {
+            cause: format!("entry {index}: {}", self.cause),
+            ..self
+        }
+    }
+
     /// Keeps cause and remedy for this thread; the number.
     pub fn set_last(self) -> nvme_gpu_status {
         let text = |text: String| CString::new(text.replace('\0', "?")).unwrap_or_default();

@@ -4,7 +4,7 @@
 
 use crate::border::{Answer, call, null, put, value};
 use crate::memory::CallMemory;
-use crate::opened::{OpenTable, StoreHandle, TABLES, TableHandle, opened};
+use crate::opened::{OpenTable, StoreHandle, TABLES, TableHandle, open_in, opened};
 use crate::pending::{PendingHandle, RowsReport};
 use crate::request::{RowUse, TableRequest, widening};
 use crate::rows::{later, now};
@@ -89,13 +89,7 @@ fn open(
         opened,
         table,
     };
-    let handle: *mut TableHandle = TABLES.open(Arc::new(open));
-    // A store that was closed meanwhile has taken its tables with it, but for this one.
-    if let Err(failure) = self::opened(store) {
-        drop(TABLES.close(handle));
-        return Err(failure);
-    }
-    Ok(handle)
+    open_in(&TABLES, store, Arc::new(open))
 }
 
 /// Closes a table; its operations continue. NULL and a closed handle are ignored.
