@@ -1,7 +1,10 @@
-"""vLLM's offloading connector over pages, in stand-ins of vLLM's modules: lookups and pins by messages, jobs, what fails."""
+"""vLLM's offloading connector over pages, in stand-ins of vLLM's modules: lookups and pins by messages, jobs, what fails.
+
+NVME_GPU_TEST_DEVICE=cuda puts keys and values on a GPU."""
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +14,7 @@ from kv_stand_in import LookupResult, adapter, vllm_modules
 
 torch = pytest.importorskip("torch")
 
+DEVICE = os.environ.get("NVME_GPU_TEST_DEVICE", "cpu")
 PAGE = 1024
 BLOCKS = 40
 
@@ -65,7 +69,7 @@ class Engine:
         self.workers = [connector(one, "worker", caches) for one in made]
         self.tensors = []
         for rank, worker in enumerate(self.workers):
-            flat = [torch.randint(-128, 127, (BLOCKS, page), dtype=torch.int8) for _ in range(layers)]
+            flat = [torch.randint(-128, 127, (BLOCKS, page), dtype=torch.int8).to(DEVICE) for _ in range(layers)]
             worker.register_kv_caches({f"layer {number}": one.view(BLOCKS, *form) for number, one in enumerate(flat)})
             self.tensors.append(flat)
         self.manager = self.scheduler._manager()
@@ -119,7 +123,7 @@ class Engine:
             self.manager.complete_load(keys, context)
 
     def content(self, blocks, rank=0):
-        return [b"".join(one[block].numpy().tobytes() for one in self.tensors[rank]) for block in blocks]
+        return [b"".join(one[block].cpu().numpy().tobytes() for one in self.tensors[rank]) for block in blocks]
 
     def pinned(self):
         return [len(worker._worker()._pins) for worker in self.workers]
@@ -363,6 +367,17 @@ def test_chunks_of_several_blocks(vllm, device):
     assert engine.look(KEYS[2:4]) == [False, True]
     engine.store(KEYS[4:6], [1, 2, 3])
     assert engine.look(KEYS[4:6]) == [False, False]
+    engine.close()
+
+
+def test_what_a_load_has_no_block_for_shares_no_memory(vllm, device):
+    """A GPU writes all pieces of a load at once, and a load whose pieces overlap is refused."""
+    engine = Engine(vllm, device, chunk=2)
+    layout = engine.workers[0]._worker()._layout
+    places, refused = layout.places(KEYS[:2], engine.blocks([20, 21], first=1), True)
+    assert [place.blocks for place in places] == [[None, 20], [21, None]] and not refused
+    pieces = [piece for place in places for piece in layout.pieces(place)]
+    assert len({piece.data_ptr() for piece in pieces}) == len(pieces) == 8
     engine.close()
 
 

@@ -1,8 +1,11 @@
-"""Models of transformers whose experts stay in files: tokens and logits are those of the same model in memory."""
+"""Models of transformers whose experts stay in files: tokens and logits are those of the same model in memory.
+
+NVME_GPU_TEST_DEVICE=cuda puts models and caches on a GPU."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -17,6 +20,7 @@ pytestmark = pytest.mark.by_hand
 
 # Sums of several threads are not added in one order.
 torch.set_num_threads(1)
+DEVICE = os.environ.get("NVME_GPU_TEST_DEVICE", "cpu")
 WIDTH, EXPERTS, STEPS = 64, 8, 32
 COMMON = {
     "vocab_size": 128,
@@ -85,11 +89,11 @@ def model_of(family, dtype=torch.float32, **more):
             one.copy_(torch.stack([torch.randperm(EXPERTS, generator=generator)[:2] for _ in range(len(one))]))
         elif one.is_floating_point() and "inv_freq" not in key and "norm" not in key:
             one.copy_((torch.randn(one.shape, generator=generator) * 0.15).to(one.dtype))
-    return model
+    return model.to(DEVICE)
 
 
 def prompts(count=3, length=9):
-    return torch.randint(2, 128, (count, length), generator=torch.Generator().manual_seed(2))
+    return torch.randint(2, 128, (count, length), generator=torch.Generator().manual_seed(2)).to(DEVICE)
 
 
 def written(model, ids):
@@ -134,17 +138,17 @@ def test_a_model_is_loaded_without_its_experts(tmp_path, family):
     # transformers 5.19 loads parts of DeepSeek-V4 as float32, which its head of bfloat16 does not take.
     dtype = torch.float32 if family == "deepseek_v4" else torch.bfloat16
     model_of(family, dtype).save_pretrained(tmp_path, max_shard_size="200KB")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, device_map=DEVICE).eval()
     each = expert_bytes(model)
     other, stream = load_model(
-        tmp_path, cache_bytes=13 * each + 4096, dtype=dtype, stream_options={"reads": 3, "guesses": 2}
+        tmp_path, cache_bytes=13 * each + 4096, dtype=dtype, device_map=DEVICE, stream_options={"reads": 3, "guesses": 2}
     )
     with stream:
         assert type(other) is type(model) and not other.training
         names = {name for name, _ in model.named_parameters()}
         left = {name for name, _ in other.named_parameters()}
         assert left == {name for name in names if ".experts." not in name}
-        assert all(one.device.type == "cpu" for one in other.parameters())
+        assert all(one.device.type == DEVICE for one in other.parameters())
         same(model, other, stream)
         counts = stream.counts()
         assert counts.guesses > 0 and counts.guesses_used > 0
@@ -199,9 +203,11 @@ def test_gpt_oss_as_it_is_published(tmp_path):
             tensors[f"{bank}.{name}_bias"] = (torch.randn(EXPERTS, rows, generator=generator) * 0.1).bfloat16()
     replaced(tmp_path, tensors, quantisation={"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]})
     whole = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, dtype=torch.bfloat16, quantization_config=transformers.Mxfp4Config(dequantize=True)
+        tmp_path, dtype=torch.bfloat16, device_map=DEVICE, quantization_config=transformers.Mxfp4Config(dequantize=True)
     ).eval()
-    other, stream = load_model(tmp_path, cache_bytes=450_000, dtype=torch.bfloat16, stream_options={"reads": 2})
+    other, stream = load_model(
+        tmp_path, cache_bytes=450_000, dtype=torch.bfloat16, device_map=DEVICE, stream_options={"reads": 2}
+    )
     with stream:
         assert {one.format for one in stream.files.layout(0).matrices(0)} == {"mxfp4 (low nibble first)"}
         same(whole, other, stream)
@@ -222,9 +228,11 @@ def test_fp8_with_scales_of_blocks_as_qwen_and_glm_publish_it(tmp_path):
     quantisation = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     replaced(tmp_path, tensors, names, {**quantisation, "modules_to_not_convert": ["self_attn", "lm_head", "gate"]})
     whole = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, dtype=torch.bfloat16, quantization_config=transformers.FineGrainedFP8Config(dequantize=True)
+        tmp_path, dtype=torch.bfloat16, device_map=DEVICE, quantization_config=transformers.FineGrainedFP8Config(dequantize=True)
     ).eval()
-    other, stream = load_model(tmp_path, cache_bytes=1_400_000, dtype=torch.bfloat16, stream_options={"reads": 2})
+    other, stream = load_model(
+        tmp_path, cache_bytes=1_400_000, dtype=torch.bfloat16, device_map=DEVICE, stream_options={"reads": 2}
+    )
     with stream:
         assert {one.format for one in stream.files.layout(0).matrices(0)} == {"float8_e4m3fn 128x128"}
         same(whole, other, stream)
@@ -248,9 +256,11 @@ def test_deepseek_v4_as_it_is_published(tmp_path):
     quantisation = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     replaced(tmp_path, tensors, names, quantisation)
     whole = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, dtype=torch.float32, quantization_config=transformers.FineGrainedFP8Config(dequantize=True)
+        tmp_path, dtype=torch.float32, device_map=DEVICE, quantization_config=transformers.FineGrainedFP8Config(dequantize=True)
     ).eval()
-    other, stream = load_model(tmp_path, cache_bytes=700_000, dtype=torch.float32, stream_options={"reads": 2})
+    other, stream = load_model(
+        tmp_path, cache_bytes=700_000, dtype=torch.float32, device_map=DEVICE, stream_options={"reads": 2}
+    )
     with stream:
         assert {one.format for one in stream.files.layout(0).matrices(0)} == {"mxfp4 (low nibble first)"}
         same(whole, other, stream)

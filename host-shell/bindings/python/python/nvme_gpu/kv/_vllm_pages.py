@@ -70,7 +70,6 @@ class BlockLayout:
         self._tensors = [one.tensor for one in kv_caches.tensors]
         self._refs: list[list[tuple[int, int]]] = [[(ref.tensor_idx, ref.page_size_bytes) for ref in refs] for refs in kv_caches.group_data_refs]
         self._group_of = {group_id: index for index, group_id in enumerate(group_ids)}
-        self._scratch: Any = None
         self.device = self._tensors[0].device
 
     @property
@@ -111,17 +110,13 @@ class BlockLayout:
         return good, refused
 
     def pieces(self, place: ChunkPlace) -> list[Any]:
-        """The memory of a chunk; scratch where a load has no block."""
-        found = []
-        for block in place.blocks:
-            for tensor, size in self._refs[place.group]:
-                found.append(self._spare(size) if block is None else self._tensors[tensor][block, :size])
-        return found
+        """The memory of a chunk; where a load has no block, memory of its own, because pieces of a load may not overlap."""
+        return [self._piece(block, *ref) for block in place.blocks for ref in self._refs[place.group]]
 
-    def _spare(self, size: int) -> Any:
-        if self._scratch is None:
-            self._scratch = torch.empty(self.page_bytes, dtype=torch.int8, device=self.device)
-        return self._scratch[:size]
+    def _piece(self, block: int | None, tensor: int, size: int) -> Any:
+        if block is None:
+            return torch.empty(size, dtype=torch.int8, device=self.device)
+        return self._tensors[tensor][block, :size]
 
 
 class PageWorker(OffloadingWorker):
