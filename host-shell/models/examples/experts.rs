@@ -1,12 +1,12 @@
 //! Tokens through layers of experts whose weights lie on a drive, as one graph each: the GPU chooses, reads and computes.
 //!
 //! ```sh
-//! cargo run --release -p nvme-models --example experts -- DEVICE [LAYERS] [EXPERTS] [CHOICES] [WIDTH] [HIDDEN] [TOKENS] [QUEUES]
+//! cargo run --release -p nvme-models --example experts -- DEVICE [LAYERS] [EXPERTS] [CHOICES] [WIDTH] [HIDDEN] [TOKENS] [QUEUES] [FORMAT]
 //! ```
 //!
 //! DEVICE is overwritten: a simulated drive. Without numbers the layers have 128 experts of 2,880 x 2,880, of which a
-//! token uses 4 (the geometry of gpt-oss-120b, which has 36 layers), in Q4_0. Weights are random; logits come from a
-//! generator that prefers some experts. Caches hold 1, 1/2, 1/4, 1/8 and 1/16 of all experts, as far as a token fits.
+//! token uses 4 (the geometry of gpt-oss-120b, which has 36 layers). FORMAT: `q4_0`, or `mxfp4` with the activation of
+//! gpt-oss. Weights are random; logits come from a generator that prefers some experts. Caches hold 1, 1/2, 1/4, 1/8 and 1/16 of all experts, as far as a token fits.
 //! The last token of each is compared with the CPU's result.
 //!
 //! One line of JSON for each cache: tokens a second, bytes a token, and the number of choices that were in the cache.
@@ -30,7 +30,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
-const STORED: StoredFormat = StoredFormat::Q4_0;
 /// Bytes of random weights that are written at a time.
 const CHUNK: usize = 16 << 20;
 
@@ -46,13 +45,27 @@ fn run(words: &Arguments) -> Result<()> {
         ));
     };
     let layers = words.number(1, 4)?;
+    let stored = match words.word(8).unwrap_or("q4_0") {
+        "q4_0" => StoredFormat::Q4_0,
+        "mxfp4" => StoredFormat::Mxfp4,
+        other => {
+            let cause = format!("FORMAT is '{other}'");
+            return Err(Error::usage(cause, "use q4_0 or mxfp4"));
+        }
+    };
     let shape = ExpertShape {
         width: words.number(4, 2880)?,
         hidden: words.number(5, 2880)?,
         experts: words.number(2, 128)?,
         choices: words.number(3, 4)?,
         over_all: false,
-        activation: ExpertActivation::SwiGlu,
+        activation: match stored {
+            StoredFormat::Mxfp4 => ExpertActivation::GptOss {
+                limit: 7.0,
+                alpha: 1.702,
+            },
+            _ => ExpertActivation::SwiGlu,
+        },
     };
     let tokens = words.number(6, 32)?;
     let queues = words.number(7, 32)?;
@@ -68,8 +81,8 @@ fn run(words: &Arguments) -> Result<()> {
         ..StoreOptions::default()
     };
     let store = Arc::new(Store::open(device, &options)?);
-    let experts = ExpertLayers::new(&store, shape, placed(shape, layers)?)?;
-    fill(&store, experts.bytes(0) * u64::from(layers * shape.experts))?;
+    let experts = ExpertLayers::new(&store, shape, placed(shape, stored, layers)?)?;
+    fill(&store, stored, experts.bytes(0) * u64::from(layers * shape.experts))?;
     for part in [1, 2, 4, 8, 16] {
         // Room around the matrices of each expert.
         let all = u64::from(layers * shape.experts) * (experts.bytes(0) + 96);
@@ -86,9 +99,10 @@ fn run(words: &Arguments) -> Result<()> {
         let rig = Rig::new(&experts, &options)?;
         let ran = rig.run(tokens)?;
         println!(
-            "{{\"device\":\"{device}\",\"gpu\":\"{}\",\"layers\":{layers},\"experts\":{},\"choices\":{},\"expert_bytes\":{},\
+            "{{\"device\":\"{device}\",\"format\":\"{}\",\"gpu\":\"{}\",\"layers\":{layers},\"experts\":{},\"choices\":{},\"expert_bytes\":{},\
              \"slots\":{},\"cache_part\":{:.4},\"tokens\":{tokens},\"tokens_per_s\":{:.2},\"token_ms\":{:.3},\
              \"bytes_per_token\":{},\"hits\":{:.4},\"read_gb_per_s\":{:.2},\"checked\":true}}",
+            stored.name(),
             store.gpu().map_or_else(String::new, |gpu| gpu.describe()),
             shape.experts,
             shape.choices,
@@ -106,11 +120,11 @@ fn run(words: &Arguments) -> Result<()> {
 }
 
 /// Layers one after the other: gates, ups and downs of all experts of each.
-fn placed(shape: ExpertShape, layers: u32) -> Result<Vec<Layer>> {
+fn placed(shape: ExpertShape, stored: StoredFormat, layers: u32) -> Result<Vec<Layer>> {
     let bytes = |rows: u32, columns: u32| {
-        let row = STORED.row_bytes(columns);
+        let row = stored.row_bytes(columns);
         let row = row
-            .ok_or_else(|| Error::usage("a row that ends inside a block", "use multiples of 32"));
+            .ok_or_else(|| Error::usage("a row that ends inside a block", "use multiples of 64"));
         Ok::<u64, Error>(row? * u64::from(rows) * u64::from(shape.experts))
     };
     let each = [
@@ -120,7 +134,6 @@ fn placed(shape: ExpertShape, layers: u32) -> Result<Vec<Layer>> {
     ];
     let mut offset = 0;
     let mut next = |bytes: u64| {
-        let stored = STORED;
         let placed = ExpertMatrices { offset, stored };
         offset += bytes;
         placed
@@ -128,13 +141,13 @@ fn placed(shape: ExpertShape, layers: u32) -> Result<Vec<Layer>> {
     Ok((0..layers).map(|_| each.map(&mut next)).collect())
 }
 
-fn fill(store: &Store, bytes: u64) -> Result<()> {
-    let (_, block) = STORED.block();
+fn fill(store: &Store, stored: StoredFormat, bytes: u64) -> Result<()> {
+    let (_, block) = stored.block();
     let mut chunk = vec![0; CHUNK / block as usize * block as usize];
     let mut at = 0;
     while at < bytes {
         let count = (bytes - at).min(chunk.len() as u64) as usize;
-        random_weights::fill(STORED, at + 1, &mut chunk[..count]);
+        random_weights::fill(stored, at + 1, &mut chunk[..count]);
         store.write_at(at, &chunk[..count])?;
         at += count as u64;
     }

@@ -105,7 +105,8 @@ pub fn byte_number<const SELECT: u32>(word: u32) -> f32 {
     number
 }
 
-/// Returns four of the eight bytes of `high` and `low`: each 4 bits of `selector` are a byte's number, below 8.
+/// Returns four of the eight bytes of `high` and `low`: each 4 bits of `selector` are a byte's number, plus 8 for eight
+/// copies of its sign.
 #[cfg(any(feature = "steps", feature = "streamed", feature = "experts"))]
 #[inline(always)]
 pub fn chosen_bytes(low: u32, high: u32, selector: u32) -> u32 {

@@ -57,6 +57,18 @@ fn of_e2m1(word: u32) -> [f32; 4] {
     ]
 }
 
+/// Returns half of the power of two that a byte of E8M0 is, 2^(e - 127).
+#[cfg(any(test, feature = "lanes", not(feature = "gemm")))]
+#[inline(always)]
+pub fn half_power(exponent: u32) -> f32 {
+    // 2^-128 and 2^-127 are subnormal.
+    f32::from_bits(match exponent {
+        0 => 0x0020_0000,
+        1 => 0x0040_0000,
+        _ => (exponent - 1) << 23,
+    })
+}
+
 #[cfg(any(test, feature = "lanes", not(feature = "gemm")))]
 #[inline(always)]
 pub fn sum(values: [f32; 4], x: [f32; 4]) -> f32 {
@@ -126,16 +138,10 @@ impl EightElements {
         half: impl Fn(u32) -> u16,
         word: impl Fn(u32) -> u32,
     ) -> Self {
-        let exponent = u32::from(half(byte & !1) >> (byte % 2 * 8)) & 0xFF;
-        // Half of 2^(e - 127), because the numbers are doubled; 2^-128 and 2^-127 are subnormal.
-        let scale = match exponent {
-            0 => 0x0020_0000,
-            1 => 0x0040_0000,
-            _ => (exponent - 1) << 23,
-        };
         let shift = quarter / 2 * 4;
         Self {
-            scale: f32::from_bits(scale),
+            // Half of it, because the numbers are doubled.
+            scale: half_power(u32::from(half(byte & !1) >> (byte % 2 * 8)) & 0xFF),
             least: None,
             numbers: words(byte + 1 + quarter % 2 * 8, word).map(|word| of_e2m1(word >> shift)),
         }
@@ -168,7 +174,7 @@ impl EightElements {
 
 /// Replacements for GPU instructions on the host.
 #[cfg(not(target_arch = "nvptx64"))]
-mod host {
+pub mod host {
     pub use nvme_formats::f32_of_f16 as of_half;
 
     pub fn byte_number<const SELECT: u32>(word: u32) -> f32 {
@@ -177,7 +183,11 @@ mod host {
 
     pub fn chosen_bytes(low: u32, high: u32, selector: u32) -> u32 {
         let all = (u64::from(high) << 32 | u64::from(low)).to_le_bytes();
-        u32::from_le_bytes([0, 4, 8, 12].map(|at| all[(selector >> at & 7) as usize]))
+        u32::from_le_bytes([0, 4, 8, 12].map(|at| {
+            let byte = all[(selector >> at & 7) as usize];
+            let is_sign = selector >> at & 8 != 0;
+            if is_sign { (byte as i8 >> 7) as u8 } else { byte }
+        }))
     }
 
     pub fn funnel(low: u32, high: u32, shift: u32) -> u32 {

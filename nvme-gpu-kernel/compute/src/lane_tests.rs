@@ -505,7 +505,8 @@ fn products_are_those_of_the_cpu_in_every_format() {
         (StoredFormat::Q4_0, 672, 35),
         (StoredFormat::Q4_1, 96, 35),
         (StoredFormat::Q6K, 512, 11),
-        (StoredFormat::Mxfp4, 960, 11),
+        (StoredFormat::Mxfp4, 960, 35),
+        (StoredFormat::Mxfp4, 64, 17),
     ] {
         let row_bytes = stored.row_bytes(columns).unwrap() as usize;
         let mut throw = dice(columns.into());

@@ -80,6 +80,8 @@ pub unsafe fn load_128(from: u64, there: bool) -> [u32; 4] {
     [0, 4, 8, 12].map(|at| unsafe { arch::load_u32(from + at) })
 }
 
+pub use crate::eight::host::chosen_bytes;
+
 /// Returns 32 bits of the 64-bit value `high:low`, from bit `shift` on; for a `shift` of 32 or more, all of
 /// `high`.
 pub fn funnel_to(low: u32, high: u32, shift: u32) -> u32 {

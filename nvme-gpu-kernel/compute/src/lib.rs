@@ -267,7 +267,7 @@ impl GemvParameters {
         // Offsets within a tile are computed in 32 bits.
         self.row_bytes < 1 << 28
             && match StoredFormat::of_number(self.stored) {
-                Some(StoredFormat::Q4_0 | StoredFormat::Q8_0) => true,
+                Some(StoredFormat::Q4_0 | StoredFormat::Q8_0 | StoredFormat::Mxfp4) => true,
                 Some(StoredFormat::Q4_1) => self.weights.is_multiple_of(4),
                 _ => false,
             }

@@ -19,6 +19,11 @@ impl Arguments {
         self.0.first().map(String::as_str)
     }
 
+    /// Returns the word at position `at`.
+    pub fn word(&self, at: usize) -> Option<&str> {
+        self.0.get(at).map(String::as_str)
+    }
+
     /// Returns the number at position `at`, given as `4096` or `8GiB`; `default` if there are fewer
     /// words.
     pub fn number<N: TryFrom<u64>>(&self, at: usize, default: N) -> Result<N> {

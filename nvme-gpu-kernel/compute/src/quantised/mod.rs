@@ -18,7 +18,7 @@ use crate::tile::{BlockShared, commit, fma, un, wait_for_copies};
 use nvme_formats::{StoredFormat, UNIT};
 use nvme_gpu_kernel::arch;
 use nvme_gpu_kernel::rows::BLOCK_WARPS;
-use units::{LaneConstants, MOST_COPIES, Q4_0, Q4_1, Q8_0, UnitFormat, is_there};
+use units::{LaneConstants, MOST_COPIES, Mxfp4, Q4_0, Q4_1, Q8_0, UnitFormat, is_there};
 
 /// Rows of a tile.
 pub const TILE_ROWS: u32 = 16;
@@ -46,10 +46,16 @@ const OF_SUM_NUMBER: f32 = f32::from_bits(OF_SUM);
 
 const fn check<U: UnitFormat>() {
     assert!(STAGES * TILE_ROWS * U::ROW <= OF_DIGITS && U::CHUNK <= UNITS);
-    assert!(U::PAIR.is_multiple_of(4) && (U::CHUNK * U::BYTES).is_multiple_of(16));
+    assert!(U::CHUNK.is_multiple_of(2) && (U::CHUNK * U::BYTES).is_multiple_of(16));
     assert!(TILE_ROWS * U::COPIES <= 32 * MOST_COPIES);
 }
-const _: () = (check::<Q8_0>(), check::<Q4_0>(), check::<Q4_1>()).0;
+const _: () = (
+    check::<Q8_0>(),
+    check::<Q4_0>(),
+    check::<Q4_1>(),
+    check::<Mxfp4>(),
+)
+    .0;
 
 /// Computes the products of rows of `gemv`, [`GemvParameters::block_tiles`] tiles from tile `first` on, with vector
 /// `token`. Every thread of the block calls it.
@@ -65,6 +71,7 @@ pub unsafe fn tiles(gemv: &GemvParameters, token: u64, first: u32) {
             Some(StoredFormat::Q8_0) => QuantisedBlock::<Q8_0>::new(gemv, token, first).run(),
             Some(StoredFormat::Q4_0) => QuantisedBlock::<Q4_0>::new(gemv, token, first).run(),
             Some(StoredFormat::Q4_1) => QuantisedBlock::<Q4_1>::new(gemv, token, first).run(),
+            Some(StoredFormat::Mxfp4) => QuantisedBlock::<Mxfp4>::new(gemv, token, first).run(),
             _ => (),
         }
     }
@@ -441,10 +448,8 @@ impl<U: UnitFormat> TileChunk<'_, U> {
     /// exists.
     #[inline(always)]
     fn pair(&self, at: u32, there: bool, sums: [f32; 2]) -> [f32; 2] {
-        let pair = at * U::PAIR;
-        let [low, high] =
-            [0, 8].map(|rows| U::weights(self.lane, self.stage, rows * U::ROW + pair));
-        let digits = self.digits.at(at * 2 * UNIT_DIGITS).words2();
+        let [low, high] = [0, 8].map(|rows| U::weights(self.lane, self.stage, rows * U::ROW, at));
+        let digits = U::ordered(self.digits.at(at * 2 * UNIT_DIGITS).words2());
         // Columns with digits of the other unit are zeroed, so that they contribute nothing.
         let first = digits.map(|word| word & self.lane.of_first);
         let second = digits.map(|word| word & !self.lane.of_first);
@@ -460,12 +465,14 @@ impl<U: UnitFormat> TileChunk<'_, U> {
             products,
         );
         let [a, b, c, d] = products.map(|sum| f32::from_bits(sum) - OF_SUM_NUMBER);
-        let units = [0, 8].map(|rows| self.stage.at(self.lane.scale + rows * U::ROW + pair));
-        let scale = units.map(|unit| of_half(unit.half()));
+        let scale_at = self.lane.scale + at * U::PAIR;
+        let units = [0, 8].map(|rows| self.stage.at(scale_at + rows * U::ROW));
+        let scale = units.map(U::scale);
         let power = self.powers.at(at * 16).load();
+        // Not by the product of both powers: that of MXFP4 may be infinite, or 0.
         let mut with = [
-            fma(scale[0] * power, fma(b, 256.0, a), sums[0]),
-            fma(scale[1] * power, fma(d, 256.0, c), sums[1]),
+            fma(scale[0], power * fma(b, 256.0, a), sums[0]),
+            fma(scale[1], power * fma(d, 256.0, c), sums[1]),
         ];
         if U::HAS_LEAST {
             // The fragments lack an offset: 8 times the scale for each weight, and the minimum. Both are

@@ -2,7 +2,8 @@
 
 use super::TILE_ROWS;
 use crate::GemvParameters;
-use crate::arch::funnel_to;
+use crate::arch::{chosen_bytes, funnel_to, of_half};
+use crate::eight::half_power;
 use crate::planes::DIGITS;
 use crate::tile::{BlockShared, un};
 use nvme_gpu_kernel::arch;
@@ -12,11 +13,11 @@ const UPPER: u32 = 0xF0F0_F0F0;
 /// Limit of the copies of a chunk that a lane makes.
 pub const MOST_COPIES: u32 = 10;
 
-/// A lane's weights of a pair of units of a row: four bytes of both halves of each unit.
+/// A lane's weights of a pair of units of a row: eight bytes of each unit.
 pub type Weights = [[u32; 2]; 2];
 
-/// A format's units of 32 weights: their stored form and their multiplication. Two units, a pair, are whole
-/// words.
+/// A format's units of 32 weights: their stored form and their multiplication. Two units are a pair, and a chunk is
+/// whole pairs.
 ///
 /// Implementations differ in how a lane finds its weights in the bytes of a stage; the loop over chunks,
 /// tiles and pairs in the parent module is the same for all formats.
@@ -39,8 +40,21 @@ pub trait UnitFormat {
     /// Bytes of a pair.
     const PAIR: u32 = 2 * Self::BYTES;
 
-    /// Loads the lane's weights of the pair that begins at byte `pair` of its stage.
-    fn weights(lane: &LaneConstants, stage: BlockShared, pair: u32) -> Weights;
+    /// Loads the lane's weights of pair `pair` of the row `row` bytes after the lane's first one.
+    fn weights(lane: &LaneConstants, stage: BlockShared, row: u32, pair: u32) -> Weights;
+
+    /// Puts the lane's digits of a unit, those of four numbers and of the four that are 16 further on, into the order of
+    /// its weights.
+    #[inline(always)]
+    fn ordered(digits: [u32; 2]) -> [u32; 2] {
+        digits
+    }
+
+    /// Loads the scale of the unit that begins at `unit`.
+    #[inline(always)]
+    fn scale(unit: BlockShared) -> f32 {
+        of_half(unit.half())
+    }
 }
 
 pub struct Q8_0;
@@ -53,7 +67,8 @@ impl UnitFormat for Q8_0 {
     const HAS_LEAST: bool = false;
 
     #[inline(always)]
-    fn weights(lane: &LaneConstants, stage: BlockShared, pair: u32) -> Weights {
+    fn weights(lane: &LaneConstants, stage: BlockShared, row: u32, pair: u32) -> Weights {
+        let pair = row + pair * Self::PAIR;
         let half = |half: u32| {
             let words = stage.at(lane.words + pair + half);
             let beside = stage.at(lane.beside + pair + half).load().to_bits();
@@ -84,7 +99,8 @@ impl UnitFormat for Q4_0 {
     const HAS_LEAST: bool = false;
 
     #[inline(always)]
-    fn weights(lane: &LaneConstants, stage: BlockShared, pair: u32) -> Weights {
+    fn weights(lane: &LaneConstants, stage: BlockShared, row: u32, pair: u32) -> Weights {
+        let pair = row + pair * Self::PAIR;
         let words = stage.at(lane.words + pair);
         let beside = stage.at(lane.beside + pair).load().to_bits();
         [
@@ -106,9 +122,71 @@ impl UnitFormat for Q4_1 {
     const HAS_LEAST: bool = true;
 
     #[inline(always)]
-    fn weights(lane: &LaneConstants, stage: BlockShared, pair: u32) -> Weights {
-        let words = stage.at(lane.words + pair);
+    fn weights(lane: &LaneConstants, stage: BlockShared, row: u32, pair: u32) -> Weights {
+        let words = stage.at(lane.words + row + pair * Self::PAIR);
         [4, 4 + Self::BYTES].map(|at| nibbles(words.at(at).load().to_bits(), lane.upper))
+    }
+}
+
+/// Returns eight numbers of E2M1, of the halves of four bytes, as twice their values: a byte each, the lower half of a
+/// byte before its upper half.
+#[inline(always)]
+fn doubled(word: u32) -> [u32; 2] {
+    // The bytes' upper bits are the signs of their upper halves, and of the lower halves a shift further up.
+    let lower = word << 4;
+    let four = |sizes: u32, negative: u32| {
+        let above = chosen_bytes(0x0302_0100, 0x0C08_0604, sizes);
+        let below = chosen_bytes(0xFDFE_FF00, 0xF4F8_FAFC, sizes);
+        above & !negative | below & negative
+    };
+    let sizes = word & 0x7777_7777;
+    [
+        four(sizes, chosen_bytes(lower, word, 0xD9C8)),
+        four(sizes >> 16, chosen_bytes(lower, word, 0xFBEA)),
+    ]
+}
+
+/// MXFP4: a power of two in a byte, and 32 numbers of E2M1.
+pub struct Mxfp4;
+
+impl UnitFormat for Mxfp4 {
+    const BYTES: u32 = 17;
+    const CHUNK: u32 = 16;
+    const FURTHER: u32 = 4;
+    const LESS: u32 = 0;
+    const HAS_LEAST: bool = false;
+
+    #[inline(always)]
+    fn weights(lane: &LaneConstants, stage: BlockShared, row: u32, pair: u32) -> Weights {
+        // A pair has 34 bytes: every other one begins in the middle of a word if the first does not.
+        let of_two = row + pair / 2 * (2 * Self::PAIR);
+        let four = |begin: u32, at: u32, bits: u32| {
+            let words = stage.at(begin + of_two + at);
+            let (low, high) = (words.load().to_bits(), words.at(4).load().to_bits());
+            doubled(funnel_to(low, high, bits))
+        };
+        let LaneConstants {
+            words,
+            beside,
+            bits,
+            ..
+        } = *lane;
+        if pair.is_multiple_of(2) {
+            [four(words, 0, bits - 8), four(beside, 16, 32 - bits)]
+        } else {
+            [four(beside, 32, 40 - bits), four(words, 52, bits - 16)]
+        }
+    }
+
+    #[inline(always)]
+    fn ordered([near, far]: [u32; 2]) -> [u32; 2] {
+        [0x5140, 0x7362].map(|order| chosen_bytes(near, far, order))
+    }
+
+    /// Half of the scale, because weights are doubled.
+    #[inline(always)]
+    fn scale(unit: BlockShared) -> f32 {
+        half_power(unit.byte())
     }
 }
 
@@ -119,8 +197,8 @@ pub struct LaneConstants {
     pub from: [u32; MOST_COPIES as usize],
     /// A bit for each copy that a full chunk of a full tile has.
     pub has: u32,
-    /// Offset in a stage of the lane's first word of row `lane / 4`; and of the words that it needs a half
-    /// of, if they belong to two units.
+    /// Offset in a stage of the lane's first word of row `lane / 4`; and of the words that it needs a part of, if those
+    /// of the format are elsewhere in rows that begin in the middle of a word.
     pub words: u32,
     pub beside: u32,
     /// Shift in bits between those words and the units: 16, or 32 if rows begin in the middle of a word.

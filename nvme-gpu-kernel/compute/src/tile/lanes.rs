@@ -195,6 +195,12 @@ impl DynamicShared {
         unsafe { arch::load_u16(self.place(2)) }
     }
 
+    /// Loads a byte.
+    pub fn byte(self) -> u32 {
+        // SAFETY: as above.
+        u32::from(unsafe { arch::load_u8(self.place(1)) })
+    }
+
     /// Stores a half, at a multiple of 2.
     pub fn store_half(self, value: u16) {
         // SAFETY: as above.

@@ -195,6 +195,17 @@ impl BlockShared {
         value
     }
 
+    /// Loads a byte.
+    #[inline(always)]
+    pub fn byte(self) -> u32 {
+        let value: u32;
+        // SAFETY: vouched for by the caller of `dynamic`.
+        unsafe {
+            asm!("ld.shared.u8 {}, [{}];", out(reg32) value, in(reg32) self.0, options(readonly, nostack))
+        };
+        value
+    }
+
     /// Stores the lowest byte of `value`.
     #[inline(always)]
     pub fn store_byte(self, value: u32) {
