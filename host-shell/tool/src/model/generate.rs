@@ -38,7 +38,7 @@ pub struct GenerateCommand {
         required_unless_present = "chat"
     )]
     prompt: Option<String>,
-    /// Question that the model answers, in the turns of ChatML
+    /// Question that the model answers, in the turns of ChatML, or of Harmony (gpt-oss)
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt")]
     chat: Option<String>,
     /// Tokens, at most: the model may end before
@@ -271,17 +271,35 @@ fn check_begin(manifest: Option<&Manifest>, store: &Store, offset: u64) -> Resul
     }
 }
 
-/// Returns the question as ChatML has it.
 fn chat(tokenizer: &Tokenizer, question: &str) -> Result<String> {
-    if tokenizer.token("<|im_start|>").is_none() {
-        return Err(Error::usage(
-            "the model has no tokens for turns of ChatML",
+    let turns = turns(question, |text| tokenizer.token(text).is_some());
+    turns.ok_or_else(|| {
+        Error::usage(
+            "the model has no tokens for turns of ChatML or Harmony",
             "use --prompt",
+        )
+    })
+}
+
+/// Returns the question as a turn that a model with these tokens answers.
+///
+/// Harmony's system message is the one that its own renderer writes where nothing is said (OpenAI, Harmony response
+/// format, "System message format").
+fn turns(question: &str, has: impl Fn(&str) -> bool) -> Option<String> {
+    if has("<|im_start|>") && has("<|im_end|>") {
+        return Some(format!(
+            "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         ));
     }
-    Ok(format!(
-        "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-    ))
+    let harmony = ["<|start|>", "<|message|>", "<|channel|>", "<|end|>"];
+    harmony.into_iter().all(has).then(|| {
+        format!(
+            "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n\
+             Knowledge cutoff: 2024-06\n\nReasoning: medium\n\n\
+             # Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>\
+             <|start|>user<|message|>{question}<|end|><|start|>assistant"
+        )
+    })
 }
 
 /// Text that is decoded in pieces, which may end inside a character.
@@ -316,5 +334,26 @@ impl DecodedText {
             true => Ok(()),
             false => output::bytes(format!("{rest}\n").as_bytes()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::turns;
+
+    #[test]
+    fn a_question_is_a_turn_of_the_format_that_the_model_has_tokens_for() {
+        let with = |tokens: &'static [&str]| turns("Why?", |text| tokens.contains(&text));
+        assert_eq!(
+            with(&["<|im_start|>", "<|im_end|>"]).unwrap(),
+            "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+        );
+        let harmony = with(&["<|start|>", "<|message|>", "<|channel|>", "<|end|>"]).unwrap();
+        assert!(harmony.starts_with("<|start|>system<|message|>You are ChatGPT"));
+        assert!(
+            harmony.ends_with("<|start|>user<|message|>Why?<|end|><|start|>assistant"),
+            "{harmony}"
+        );
+        assert_eq!(with(&["<|start|>", "<|end|>"]), None);
     }
 }
