@@ -123,7 +123,8 @@ impl std::fmt::Debug for Store {
 
 impl Store {
     /// Opens `sim:...`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, `stripe:DEVICE|DEVICE|...?stripe=SIZE`, or
-    /// `joined:DEVICE|DEVICE|...` ([`join`](Self::join)). A path that begins with `/` or `./` means `file:`.
+    /// `joined:DEVICE|DEVICE|...` ([`join`](Self::join)). A path with a slash, and the name of a file in the current
+    /// folder, mean `file:`.
     ///
     /// A real device is opened for reading only unless [`allow_write`](StoreOptions::allow_write) is set. A
     /// drive has one store in a process: a second one of the same image or function is refused. Several stores
@@ -445,9 +446,12 @@ impl Store {
     }
 }
 
-/// Returns the path of `file:PATH`, or of a text that is a path.
+/// Returns the path of `file:PATH`, or of a text that is a path: one with a slash, or the name of a file that is there.
 fn file_path(device: &str) -> Option<&str> {
-    let is_path = device.starts_with('/') || device.starts_with("./");
+    let is_path = match device.find(['/', ':']) {
+        Some(at) => device[at..].starts_with('/'),
+        None => std::path::Path::new(device).is_file(),
+    };
     match device.strip_prefix("file:") {
         Some(path) => Some(path),
         None => is_path.then_some(device),

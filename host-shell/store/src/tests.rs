@@ -207,6 +207,19 @@ fn names_of_devices_are_checked() {
 }
 
 #[test]
+fn a_text_with_a_slash_is_a_path_and_one_with_a_colon_before_it_a_device() {
+    for path in ["/a", "./a", "../a", "a/b", "a/b:c", "~/a"] {
+        assert_eq!(file_path(path), Some(path));
+    }
+    // The tests run in the folder of their package.
+    assert_eq!(file_path("Cargo.toml"), Some("Cargo.toml"));
+    assert_eq!(file_path("file:a"), Some("a"));
+    for device in ["", "nvme0", "nothing.img", "src", "sim:/a", "vfio-user:./a"] {
+        assert_eq!(file_path(device), None);
+    }
+}
+
+#[test]
 fn paths_mean_files() {
     let file = TestFile::new(100);
     for text in [file.text(), format!("file:{}", file.text())] {

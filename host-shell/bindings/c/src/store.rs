@@ -301,8 +301,8 @@ pub fn open_device(device: &str, gpu: i32, flags: u32, gpu_tier: u32) -> Answer<
     Ok(STORES.open(Arc::new(open(device, gpu, &options)?)))
 }
 
-/// Opens a device: `sim:PATH`, `sim:mem?size=1GiB`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, a path that
-/// begins with `/` or `./`, or `stripe:DEVICE|DEVICE?stripe=128KiB`. UTF-8.
+/// Opens a device: `sim:PATH`, `sim:mem?size=1GiB`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, a path with
+/// a slash, the name of a file in the current folder, or `stripe:DEVICE|DEVICE?stripe=128KiB`. UTF-8.
 ///
 /// `gpu` is the number of a GPU, which submits the reads of rows itself (drives only), or -1. `options` may be
 /// NULL: defaults, and versions are not compared. On success `*store` is a handle for nvme_gpu_close(), else

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import mmap
+import pathlib
 
 import pytest
 
@@ -53,6 +54,21 @@ def test_a_durable_write_is_there_without_a_flush(tmp_path):
         store.write(b"kept", 3, durable=True)
     with nvme_gpu.open(image) as store:
         assert store.read(4, 3) == b"kept"
+
+
+def test_paths_of_each_kind_are_files(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    # A name that would be that of a simulated drive if it were text.
+    for name in ("drive.img", "sim:mem"):
+        (tmp_path / "folder" / name).write_bytes(b"bytes of a file")
+    monkeypatch.chdir(tmp_path / "folder")
+    for device in ("drive.img", "./drive.img", "../folder/drive.img", pathlib.Path("drive.img"), pathlib.Path("sim:mem")):
+        with nvme_gpu.open(device) as store:
+            assert store.read(0, store.nbytes) == b"bytes of a file"
+    with pytest.raises(nvme_gpu.NvmeGpuError, match="No such file"):
+        nvme_gpu.open(pathlib.Path("nothing.img"))
+    with pytest.raises(nvme_gpu.Usage, match="names no device"):
+        nvme_gpu.open("nothing.img")
 
 
 def test_files_are_stores(tmp_path):

@@ -469,10 +469,9 @@ impl<U: UnitFormat> TileChunk<'_, U> {
         let units = [0, 8].map(|rows| self.stage.at(scale_at + rows * U::ROW));
         let scale = units.map(U::scale);
         let power = self.powers.at(at * 16).load();
-        // Not by the product of both powers: that of MXFP4 may be infinite, or 0.
         let mut with = [
-            fma(scale[0], power * fma(b, 256.0, a), sums[0]),
-            fma(scale[1], power * fma(d, 256.0, c), sums[1]),
+            fma(scale[0] * power, fma(b, 256.0, a), sums[0]),
+            fma(scale[1] * power, fma(d, 256.0, c), sums[1]),
         ];
         if U::HAS_LEAST {
             // The fragments lack an offset: 8 times the scale for each weight, and the minimum. Both are

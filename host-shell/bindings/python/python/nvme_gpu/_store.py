@@ -158,8 +158,8 @@ def open(
 ) -> Store:
     """Opens a device.
 
-    ``device``: ``sim:PATH?size=1GiB`` or ``sim:mem?size=1GiB`` (a simulated drive), ``file:PATH`` or a path that begins
-    with ``/`` or ``./``, ``vfio:BDF``, ``vfio-user:SOCKET``, or ``stripe:DEVICE|DEVICE?stripe=128KiB``.
+    ``device``: ``sim:PATH?size=1GiB`` or ``sim:mem?size=1GiB`` (a simulated drive), ``file:PATH``, a path with a slash, the
+    name of a file that is there, or a :class:`pathlib.Path`, ``vfio:BDF``, ``vfio-user:SOCKET``, or ``stripe:DEVICE|DEVICE?stripe=128KiB``.
 
     ``gpu``: the number of the GPU that gathers by itself, as CUDA counts it; None: the CPU gathers.
     ``queues``, ``depth``: queue pairs for the CPU, and commands in flight of each, 1 to 4095. ``gpu_queues``: queue
@@ -222,6 +222,8 @@ class Store(Held):
         name = os.fspath(device)
         if not isinstance(name, str):
             raise TypeError(f"device is of the type {type(device).__name__}: pass text, such as 'sim:mem?size=1GiB'")
+        if not isinstance(device, str):
+            name = f"file:{name}"
         if "\0" in name:
             raise Usage("the name of the device has a zero byte", "check the name")
         if not name.isprintable():
