@@ -64,7 +64,7 @@ def test_paths_of_each_kind_are_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "folder")
     for device in ("drive.img", "./drive.img", "../folder/drive.img", pathlib.Path("drive.img"), pathlib.Path("sim:mem")):
         with nvme_gpu.open(device) as store:
-            assert store.read(0, store.nbytes) == b"bytes of a file"
+            assert store.read(store.nbytes) == b"bytes of a file"
     with pytest.raises(nvme_gpu.NvmeGpuError, match="No such file"):
         nvme_gpu.open(pathlib.Path("nothing.img"))
     with pytest.raises(nvme_gpu.Usage, match="names no device"):
