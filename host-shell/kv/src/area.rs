@@ -5,6 +5,7 @@ use crate::fingerprint::{FingerprintDigest, ModelFingerprint};
 use crate::format::{InstanceId, StructureBlock, SuperBlock, SuperBlockFault, UNIT, VERSION};
 use crate::layout::AreaLayout;
 use crate::medium::BlockMedium;
+use nvme_store::RangeClaim;
 
 /// Blocks of the log that are read with one call.
 pub(crate) const LOG_BLOCKS_AT_ONCE: u32 = 256;
@@ -34,6 +35,8 @@ impl AreaRequest {
 
 /// An area with its sizes and its name. Places count from its first byte.
 pub(crate) struct StoreArea<M> {
+    /// Dropped before the medium.
+    pub _claim: Option<RangeClaim>,
     pub medium: M,
     pub offset: u64,
     pub layout: AreaLayout,
@@ -145,6 +148,24 @@ pub(crate) fn check_request<M: BlockMedium>(medium: &M, request: &AreaRequest) -
         ));
     }
     Ok(())
+}
+
+/// Claims the bytes of an area.
+///
+/// # Errors
+/// [`KvError::Usage`] if an open area overlaps it in part.
+pub(crate) fn claim<M: BlockMedium>(
+    medium: &M,
+    request: &AreaRequest,
+) -> Result<Option<RangeClaim>> {
+    medium
+        .claim(request.offset, request.bytes)
+        .map_err(|error| match error {
+            nvme_driver::Error::Usage { cause, remedy } => {
+                KvError::usage(format!("areas of pages may not overlap: {cause}"), remedy)
+            }
+            error => KvError::drive("claiming the area")(error),
+        })
 }
 
 /// Reads the superblock, or its copy where the first one is not right, and the place of one that has to be mended.

@@ -1,7 +1,7 @@
 //! The blocks that a page store lies on.
 
 use nvme_driver::error::Result;
-use nvme_store::{Store, StoreTransfer};
+use nvme_store::{RangeClaim, Store, StoreTransfer};
 use std::sync::Arc;
 
 /// A range of bytes that is read, written and made durable. [`Store`] is one: a drive, a file, or a stripe of them.
@@ -36,6 +36,16 @@ pub trait BlockMedium: Send + Sync {
     /// # Errors
     /// Those of the medium; nothing is known of earlier writes then.
     fn flush(&self) -> Result<()>;
+
+    /// Claims the bytes of an area for as long as it is open, as [`Store::claim`]. None for a medium that cannot tell
+    /// whether another area overlaps.
+    ///
+    /// # Errors
+    /// [`Error::Usage`](nvme_driver::Error::Usage) for a range that overlaps a claimed one in part.
+    fn claim(&self, offset: u64, bytes: u64) -> Result<Option<RangeClaim>> {
+        let _ = (offset, bytes);
+        Ok(None)
+    }
 }
 
 impl BlockMedium for Store {
@@ -62,6 +72,10 @@ impl BlockMedium for Store {
     fn flush(&self) -> Result<()> {
         Self::flush(self)
     }
+
+    fn claim(&self, offset: u64, bytes: u64) -> Result<Option<RangeClaim>> {
+        Self::claim(self, offset, bytes).map(Some)
+    }
 }
 
 impl<M: BlockMedium + ?Sized> BlockMedium for Arc<M> {
@@ -87,5 +101,9 @@ impl<M: BlockMedium + ?Sized> BlockMedium for Arc<M> {
 
     fn flush(&self) -> Result<()> {
         (**self).flush()
+    }
+
+    fn claim(&self, offset: u64, bytes: u64) -> Result<Option<RangeClaim>> {
+        (**self).claim(offset, bytes)
     }
 }

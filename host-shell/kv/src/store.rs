@@ -1,7 +1,7 @@
 //! The store: formatting and opening, pages by key, and their lifetime. A page is found only once its record is
 //! durable, and a page whose checksum differs is a miss and never wrong bytes.
 
-use crate::area::{AreaRequest, StoreArea, check_request, check_same, read_superblock};
+use crate::area::{AreaRequest, StoreArea, check_request, check_same, claim, read_superblock};
 use crate::error::{KvError, Result};
 use crate::fingerprint::FingerprintDigest;
 use crate::format::{InstanceId, PageRecord, SuperBlock};
@@ -103,6 +103,7 @@ impl<M: BlockMedium> PageStore<M> {
             fingerprint: request.fingerprint.clone(),
         };
         let area = StoreArea {
+            _claim: claim(&medium, request)?,
             medium,
             offset: request.offset,
             layout,
@@ -152,12 +153,14 @@ impl<M: BlockMedium> PageStore<M> {
         let found = check_request(&medium, request)
             .and_then(|()| request.fingerprint.encode())
             .and_then(|encoded| Ok((encoded, read_superblock(&medium, request.offset)?)))
-            .and_then(|found| check_same(&found.1.0, request).map(|()| found));
-        let (encoded, (superblock, mended)) = match found {
+            .and_then(|found| check_same(&found.1.0, request).map(|()| found))
+            .and_then(|found| Ok((found, claim(&medium, request)?)));
+        let ((encoded, (superblock, mended)), claim) = match found {
             Ok(found) => found,
             Err(error) => return Err((error, medium)),
         };
         let area = StoreArea {
+            _claim: claim,
             medium,
             offset: request.offset,
             layout: superblock.layout,

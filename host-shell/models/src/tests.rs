@@ -350,6 +350,10 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
             "a head has 512 elements",
         ),
         (config(|config| config.epsilon = 0.0), "epsilon"),
+        (
+            config(|config| config.epsilon = 1e-42),
+            "epsilon is 1e-42, no normal number of 32 bits",
+        ),
     ] {
         let store = store(&file(&model), "");
         assert!(error(open(&store, 1 << 30)).contains(cause), "{cause}");
@@ -394,6 +398,27 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
         ..good
     };
     assert!(odd.write(&mut Vec::new(), &mut |_| ()).is_err());
+}
+
+/// The largest of numbers that are none would be a token like any other.
+#[test]
+fn weights_that_are_not_finite_lead_to_an_error_and_to_no_token() {
+    let good = file(&small());
+    let catalog = Catalog::of_store(&store(&good, ""), PLACE).unwrap();
+    for (name, value) in [
+        ("output_norm.weight", f32::NAN),
+        ("blk.1.attn_norm.weight", f32::NAN),
+        ("blk.2.ffn_norm.weight", f32::INFINITY),
+    ] {
+        let mut bytes = good.clone();
+        let at = (catalog.get(name).unwrap().offset - PLACE) as usize;
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        let mut model = open(&store(&bytes, ""), 1 << 30).unwrap();
+        let error = model.feed(&[1, 2, 3]).unwrap_err();
+        assert_eq!(error.code(), "usage", "{name}: {error}");
+        assert!(error.to_string().contains("finite"), "{name}: {error}");
+        assert_eq!(model.position(), 0);
+    }
 }
 
 /// Models of a family without a tensor or key that it needs, and with one that it does not know.
@@ -477,6 +502,12 @@ fn families_refuse_what_they_would_not_compute() {
             "gpt-oss.rope.scaling.yarn_log_multiplier",
             float(0.1),
             "yarn_log_multiplier",
+        ),
+        (
+            ModelFamily::GptOss,
+            "gpt-oss.rope.scaling.yarn_beta_fast",
+            float(0.5),
+            "yarn_beta_fast, 0.5, is not above yarn_beta_slow, 1",
         ),
         (
             ModelFamily::Qwen3Moe,

@@ -13,6 +13,7 @@ mod background;
 mod batch;
 #[cfg(feature = "cuda")]
 mod bytes_on_gpu;
+mod claim;
 mod counters;
 mod drive;
 mod element;
@@ -47,6 +48,7 @@ mod with_gpu;
 
 pub use background::BackgroundOperation;
 pub use batch::StoreTransfer;
+pub use claim::RangeClaim;
 pub use counters::{
     CounterKind, LATENCY_RANGES, PublishedPath, PublishedStore, StoreStats, published_stores,
     readable_folders,

@@ -146,6 +146,19 @@ pub unsafe fn take<T: Sized0>(from: *const T) -> Answer<T> {
     Ok(unsafe { value.assume_init() })
 }
 
+/// Checks the size of a structure that a call writes at its end: a call that moves bytes and then returns a usage error
+/// would be made again.
+///
+/// # Safety
+/// `to` is NULL or points to as many bytes as its first field says.
+pub unsafe fn check_optional<T: Sized0>(to: *const T) -> Answer<()> {
+    match to.is_null() {
+        true => Ok(()),
+        // SAFETY: the caller's.
+        false => unsafe { size_of_structure(to) }.map(drop),
+    }
+}
+
 /// Writes `value` to `to` as far as its size there goes; the size stays as it is.
 ///
 /// # Safety

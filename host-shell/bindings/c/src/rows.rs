@@ -3,7 +3,7 @@
 // UNSAFETY: functions of the C interface, over memory that C vouches for.
 #![allow(unsafe_code)]
 
-use crate::border::{Answer, give};
+use crate::border::{Answer, check_optional, give};
 use crate::memory::{CallLocation, CallMemory, place};
 use crate::opened::{OpenTable, OpenedStore};
 use crate::pending::{self, OperationReport, PendingHandle, RowsReport};
@@ -316,6 +316,8 @@ pub unsafe fn now(
     stream: nvme_gpu_stream,
     report: *mut RowsReport,
 ) -> Answer<()> {
+    // SAFETY: the caller's.
+    unsafe { check_optional(report) }?;
     let outcome = match rows.place(&open.opened)? {
         // SAFETY: the caller's.
         CallLocation::Host => unsafe { verb.run(&open.table, rows) },

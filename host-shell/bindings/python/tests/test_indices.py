@@ -30,6 +30,8 @@ INDICES = {
     "the first from the end": -ROWS,
     "a number of numpy": numpy.int64(5),
     "a short number of numpy from the end": numpy.int8(-3),
+    "an array without lengths": numpy.array(5),
+    "a short array without lengths": numpy.array(5, "uint8"),
     "a short slice": slice(3, 9),
     "all": slice(None),
     "backwards": slice(None, None, -1),

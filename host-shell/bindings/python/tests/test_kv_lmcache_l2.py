@@ -197,6 +197,16 @@ def test_a_listener_that_fails_ends_no_task(lmcache, device, caplog):
     l2.close()
 
 
+def test_a_lookup_that_cannot_be_made_ends(lmcache, device, caplog):
+    """LMCache would wait for it for ever."""
+    l2 = opened(lmcache, device)
+    assert store(l2, KEYS[:1], [Object(1)]) == SIZE
+    assert look(l2, KEYS[:1], {0: SimpleNamespace(shapes=[SHAPE], dtypes=None)}) == []
+    assert "an object was not looked for" in caplog.text
+    assert look(l2, KEYS[:1]) == [0]
+    l2.close()
+
+
 def test_parameters_that_cannot_be(lmcache, device):
     for wrong, word in (({"page_bytes": None}, "page_bytes"), ({"page_bytes": 0}, "page_bytes"), ({"devise": 1}, "devise"), ({"device": ""}, "device")):
         with pytest.raises(nvme_gpu.Usage, match=word):

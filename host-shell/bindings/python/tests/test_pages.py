@@ -164,6 +164,11 @@ def test_arguments_that_cannot_be(image):
     shared = bytearray(2 * PAGE)
     with pytest.raises(nvme_gpu.Usage, match="share memory"):
         kv.get(keys, [memoryview(shared)[:PAGE], memoryview(shared)[1 : PAGE + 1]])
+    itself = []
+    itself.append(itself)
+    for call in (kv.put, kv.get):
+        with pytest.raises(TypeError, match="a page is of the type list"):
+            call(keys[:1], [itself])
     long, empty = kv.put(keys, [bytes(PAGE + 1), b""])
     assert isinstance(long, nvme_gpu.Usage) and isinstance(empty, nvme_gpu.Usage)
     assert kv.put(keys[:1], pages(1)) == ["stored"]
@@ -172,6 +177,25 @@ def test_arguments_that_cannot_be(image):
     store.close()
     with pytest.raises(nvme_gpu.Usage, match="closed"):
         kv.contains(keys)
+
+
+def test_areas_that_overlap_in_part_are_refused(image):
+    """By another store of the file, as by another process; those that only touch, and the same one, are not."""
+    half = 1 << 20
+    first = opened(image, offset=half, nbytes=half)
+    assert first.put(first.keys(hashes(1)), pages(1)) == ["stored"]
+    for offset, nbytes in ((half // 2, half), (half + 4096, half), (half, half // 2), (0, None)):
+        with pytest.raises(nvme_gpu.Usage, match=f"byte {offset} on overlap {half} bytes from byte {half} on"):
+            opened(image, offset=offset, nbytes=nbytes)
+        with pytest.raises(nvme_gpu.Usage, match="overlap"):
+            nvme_gpu.PageStore(first.store, offset, nbytes, page_bytes=PAGE, **MODEL)
+    opened(image, nbytes=half)
+    opened(image, offset=2 * half)
+    again = opened(image, offset=half, nbytes=half, create="never")
+    assert again.contains(again.keys(hashes(1))) == [True]
+    for one in (first, again):
+        one.store.close()
+    assert opened(image, offset=half + 4096, nbytes=half, create="always").formatted
 
 
 def test_data_that_are_no_page_store_stay(tmp_path):

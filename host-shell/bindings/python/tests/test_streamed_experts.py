@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import os
+import pickle
 import shutil
 import threading
 
@@ -176,6 +179,8 @@ def test_parameters_are_freed_and_the_model_is_not_saved_without_them(tmp_path):
         assert names == [f"model.layers.{layer}.mlp.gate.weight" for layer in range(LAYERS)]
         assert all(not one.mlp.experts.layer.inner._parameters for one in model.model.layers)
         refused(model.state_dict, "model.layers.0.mlp.experts lie in files")
+        for copied in (lambda: copy.deepcopy(model), lambda: pickle.dumps(model), lambda: torch.save(model, io.BytesIO())):
+            refused(copied, "model.layers.0.mlp.experts is read from files and cannot be copied")
     refused(lambda: model(tokens(1)), "are closed")
     stream.close()
 
@@ -457,6 +462,16 @@ def test_what_a_block_is_given_is_checked(tmp_path):
     with stream:
         refused(lambda: block(tokens(1), torch.tensor([[EXPERTS]]), torch.ones(1, 1)), "asked for experts [6]")
         refused(lambda: block(tokens(1).double(), torch.tensor([[0]]), torch.ones(1, 1)), "its input is torch.float64")
+        # Weights of all experts for each token, an expert of a token that is not there, and states of several texts.
+        pairs, every = torch.zeros(2, CHOICES, dtype=torch.long), torch.ones(2, EXPERTS)
+        for x, index, weights in (
+            (tokens(2), pairs, every),
+            (tokens(2), pairs, torch.ones(2 * CHOICES, 1)),
+            (tokens(2), pairs[:1], torch.ones(1, CHOICES)),
+            (tokens(1), pairs, torch.ones(2, CHOICES)),
+            (tokens(2)[None], pairs, torch.ones(2, CHOICES)),
+        ):
+            refused(lambda x=x, index=index, weights=weights: block(x, index, weights), "of the shapes")
         with torch.enable_grad():
             x = tokens(1).requires_grad_()
             refused(lambda: block(x, torch.tensor([[0]]), torch.ones(1, 1)), "computes no gradient")

@@ -1,5 +1,6 @@
 //! A page store on disks that lose power, and whose reads and writes go wrong.
 
+mod areas;
 mod crash;
 mod disk;
 mod drive;

@@ -97,7 +97,7 @@ impl ModelConfig {
             head_elements,
             vocabulary,
             context: keys.size("context_length")?,
-            epsilon: keys.positive("attention.layer_norm_rms_epsilon")? as f32,
+            epsilon: epsilon(&keys)?,
             rope_base: keys.positive_or("rope.freq_base", 10_000.0)?,
             yarn: yarn(&keys)?,
             window: match family {
@@ -235,17 +235,40 @@ impl ModelConfig {
     }
 }
 
+/// Returns the constant of norms. As a number of 32 bits it may be 0 or infinite, with which norms mean nothing.
+fn epsilon(keys: &FamilyKeys<'_>) -> Result<f32> {
+    const NAME: &str = "attention.layer_norm_rms_epsilon";
+    let given = keys.positive(NAME)?;
+    let epsilon = given as f32;
+    match epsilon.is_normal() {
+        true => Ok(epsilon),
+        false => Err(refused(format!(
+            "{} is {given:e}, no normal number of 32 bits",
+            keys.name(NAME)
+        ))),
+    }
+}
+
 /// Returns the scaling of the angles of positions, which is gpt-oss's.
 fn yarn(keys: &FamilyKeys<'_>) -> Result<Option<YarnScaling>> {
     let name = keys.name("rope.scaling.type");
     match keys.keys.text(&name)? {
         None | Some("none") => Ok(None),
-        Some("yarn") if keys.family == ModelFamily::GptOss => Ok(Some(YarnScaling {
-            factor: keys.positive("rope.scaling.factor")?,
-            original_positions: keys.size("rope.scaling.original_context_length")?,
-            fast_turns: keys.positive_or("rope.scaling.yarn_beta_fast", 32.0)?,
-            slow_turns: keys.positive_or("rope.scaling.yarn_beta_slow", 1.0)?,
-        })),
+        Some("yarn") if keys.family == ModelFamily::GptOss => {
+            let scaling = YarnScaling {
+                factor: keys.positive("rope.scaling.factor")?,
+                original_positions: keys.size("rope.scaling.original_context_length")?,
+                fast_turns: keys.positive_or("rope.scaling.yarn_beta_fast", 32.0)?,
+                slow_turns: keys.positive_or("rope.scaling.yarn_beta_slow", 1.0)?,
+            };
+            match scaling.fast_turns > scaling.slow_turns {
+                true => Ok(Some(scaling)),
+                false => Err(refused(format!(
+                    "rope.scaling.yarn_beta_fast, {}, is not above yarn_beta_slow, {}",
+                    scaling.fast_turns, scaling.slow_turns
+                ))),
+            }
+        }
         Some(scaling) => Err(refused(format!("{name} is {scaling}"))),
     }
 }

@@ -173,8 +173,8 @@ impl Llama {
     /// call may be repeated.
     ///
     /// # Errors
-    /// [`Error::Usage`] for no tokens, for one that is not in the vocabulary, and for too many; the errors of the
-    /// store, with the name of the layer.
+    /// [`Error::Usage`] for no tokens, for one that is not in the vocabulary, for too many, and for weights that lead to
+    /// numbers that are not finite; the errors of the store, with the name of the layer.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<u32> {
         self.check(tokens)?;
         let before = self.position;
@@ -253,8 +253,23 @@ impl Llama {
             };
             machine.product(&layer, &piece.matrix, last)?;
         }
-        machine.next_token(&self.loader)
+        let (token, logit) = machine.next_token(&self.loader)?;
+        match logit.is_finite() {
+            true => Ok(token),
+            false => Err(not_finite(logit)),
+        }
     }
+}
+
+/// Returns the error of a step whose largest logit is not finite. A token would be returned all the same, and none of the
+/// following ones would mean anything.
+fn not_finite(logit: f32) -> Error {
+    Error::usage(
+        format!(
+            "the weights of the model do not lead to finite numbers: the largest logit is {logit}"
+        ),
+        "get the file again, or convert it from weights that are finite",
+    )
 }
 
 /// Runs one layer of the model over the tokens in [`VectorBuffer::Hidden`].

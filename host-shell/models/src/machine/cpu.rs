@@ -23,11 +23,14 @@ pub struct CpuMachine {
 }
 
 impl CpuMachine {
-    pub fn new(sizes: BufferSizes, weights: &ModelWeights) -> Self {
+    /// # Errors
+    /// [`Error::Environment`] without memory for the vectors and for the keys and values of all positions.
+    pub fn new(sizes: BufferSizes, weights: &ModelWeights) -> Result<Self> {
+        check_memory(&sizes)?;
         let cached = sizes.positions as usize * sizes.cached() as usize;
         let config = &sizes.config;
         let layers = 0..config.layers;
-        Self {
+        Ok(Self {
             buffers: VectorBuffer::ALL.map(|buffer| vec![0.0; sizes.all_elements(buffer)]),
             cache: layers
                 .map(|_| (vec![0.0; cached], vec![0.0; cached]))
@@ -38,7 +41,7 @@ impl CpuMachine {
             experts: weights.experts.clone(),
             name: format!("{} threads of the CPU", rayon::current_num_threads()),
             sizes,
-        }
+        })
     }
 
     fn take(&mut self, buffer: VectorBuffer) -> Vec<f32> {
@@ -65,6 +68,30 @@ impl CpuMachine {
         }
         self.put(VectorBuffer::Normed, normed);
     }
+}
+
+/// Checks that there is memory for everything that a machine of these sizes allocates: a vector for which there is none
+/// would end the process.
+fn check_memory(sizes: &BufferSizes) -> Result<()> {
+    let angles = u64::from(sizes.positions) * u64::from(sizes.config.head_elements);
+    let vectors = VectorBuffer::ALL.map(|buffer| sizes.all_elements(buffer) as u64);
+    let cached = sizes.cache_elements();
+    let all = vectors
+        .into_iter()
+        .fold(cached, u64::saturating_add)
+        .saturating_add(angles);
+    let elements = usize::try_from(all).unwrap_or(usize::MAX);
+    if Vec::<f32>::new().try_reserve_exact(elements).is_ok() {
+        return Ok(());
+    }
+    Err(Error::environment(
+        format!(
+            "there is no memory for {} bytes of keys, values and vectors of {} positions",
+            all.saturating_mul(4),
+            sizes.positions
+        ),
+        "use fewer tokens",
+    ))
 }
 
 /// Returns the bytes `at` on of a layer.
@@ -264,13 +291,46 @@ impl ModelBackend for CpuMachine {
         Ok(None)
     }
 
-    fn next_token(&mut self, _: &LayerLoader) -> Result<u32> {
-        Ok(reference::argmax(
-            &self.buffers[VectorBuffer::Logits as usize],
-        ))
+    fn next_token(&mut self, _: &LayerLoader) -> Result<(u32, f32)> {
+        let logits = &self.buffers[VectorBuffer::Logits as usize];
+        let token = reference::argmax(logits);
+        Ok((token, logits[token as usize]))
     }
 
     fn logits(&mut self) -> Result<Vec<f32>> {
         Ok(self.buffers[VectorBuffer::Logits as usize].clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::llama::ModelConfig;
+
+    #[test]
+    fn more_positions_than_memory_holds_are_an_error() {
+        let sizes = |layers| BufferSizes {
+            config: ModelConfig {
+                layers,
+                width: 64,
+                hidden: 64,
+                heads: 2,
+                kv_heads: 2,
+                head_elements: 256,
+                vocabulary: 16,
+                ..ModelConfig::default()
+            },
+            tokens: 64,
+            positions: (1 << 24) - 1,
+            expert_bytes: 0,
+        };
+        let error = check_memory(&sizes(1 << 24)).unwrap_err();
+        assert_eq!(error.code(), "environment");
+        assert!(error.to_string().contains("16777215 positions"), "{error}");
+        let few = BufferSizes {
+            positions: 16,
+            ..sizes(2)
+        };
+        check_memory(&few).unwrap();
     }
 }

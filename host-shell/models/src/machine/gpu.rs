@@ -333,7 +333,7 @@ impl ModelBackend for GpuMachine {
         self.experts.as_ref().map(GpuExperts::counts).transpose()
     }
 
-    fn next_token(&mut self, loader: &LayerLoader) -> Result<u32> {
+    fn next_token(&mut self, loader: &LayerLoader) -> Result<(u32, f32)> {
         let argmax = ArgmaxParameters {
             x: self.address(VectorBuffer::Logits),
             best: self.best.address(),
@@ -360,7 +360,10 @@ impl ModelBackend for GpuMachine {
         let mut token = [0; 8];
         self.index.download(0, &mut token)?;
         let token = u32::try_from(i64::from_le_bytes(token));
-        token.map_err(|_| Error::internal("a token below 0"))
+        let token = token.map_err(|_| Error::internal("a token below 0"))?;
+        let mut logit = [0; 4];
+        self.buffers[VectorBuffer::Logits as usize].download(token as usize * 4, &mut logit)?;
+        Ok((token, f32::from_le_bytes(logit)))
     }
 
     fn logits(&mut self) -> Result<Vec<f32>> {

@@ -89,6 +89,12 @@ impl BufferSizes {
         self.elements(buffer) as usize * vectors as usize
     }
 
+    /// Returns the number of elements of the keys and values of all layers.
+    fn cache_elements(&self) -> u64 {
+        let of_layer = u64::from(self.positions).saturating_mul(self.cached().into());
+        of_layer.saturating_mul(2 * u64::from(self.config.layers))
+    }
+
     /// Returns the number of elements of the keys of a position.
     pub fn cached(&self) -> u32 {
         self.config.kv_heads * self.config.head_elements
@@ -228,9 +234,9 @@ pub trait ModelBackend: Send {
     /// Returns the counters of the cache of experts, if there is one.
     fn expert_counts(&self) -> Result<Option<ExpertCounts>>;
 
-    /// Returns the token with the largest number in [`VectorBuffer::Logits`], when all before it has ended and was
-    /// right.
-    fn next_token(&mut self, loader: &LayerLoader) -> Result<u32>;
+    /// Returns the token with the largest number in [`VectorBuffer::Logits`], and that number, when all before it has
+    /// ended and was right. The number is NaN only if no logit is a number.
+    fn next_token(&mut self, loader: &LayerLoader) -> Result<(u32, f32)>;
 
     /// Returns the numbers in [`VectorBuffer::Logits`].
     fn logits(&mut self) -> Result<Vec<f32>>;
@@ -242,5 +248,5 @@ pub fn of(sizes: BufferSizes, weights: &ModelWeights) -> Result<Box<dyn ModelBac
     if let Some(gpu) = weights.embedding.store.gpu() {
         return Ok(Box::new(gpu::GpuMachine::new(gpu, sizes, weights)?));
     }
-    Ok(Box::new(cpu::CpuMachine::new(sizes, weights)))
+    Ok(Box::new(cpu::CpuMachine::new(sizes, weights)?))
 }

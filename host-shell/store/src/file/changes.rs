@@ -2,9 +2,11 @@
 //! system's timestamps for other writers. A caller that keeps bytes of the file can compare them to learn that its
 //! copy is stale.
 
+use super::range_lock::RangeLock;
 use super::regular::RegularFile;
 use nvme_driver::lock::lock;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -25,28 +27,34 @@ pub(crate) struct FileChanges {
 impl FileChanges {
     pub(super) fn of(file: &Arc<RegularFile>) -> Self {
         // Without an answer of the system the count is this store's alone.
-        let key = file.file.metadata().map(|found| match found.rdev() {
-            0 => (found.dev(), found.ino()),
-            device => (device, u64::MAX),
+        let writes = number_of(file).map_or_else(Arc::default, |key| {
+            let mut all = lock(&WRITES);
+            let all = all.get_or_insert_default();
+            all.retain(|_, writes| writes.strong_count() > 0);
+            let known = all.get(&key).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let writes = Arc::default();
+                all.insert(key, Arc::downgrade(&writes));
+                writes
+            })
         });
-        let writes = key.map_or_else(
-            |_| Arc::default(),
-            |key| {
-                let mut all = lock(&WRITES);
-                let all = all.get_or_insert_default();
-                all.retain(|_, writes| writes.strong_count() > 0);
-                let known = all.get(&key).and_then(Weak::upgrade);
-                known.unwrap_or_else(|| {
-                    let writes = Arc::default();
-                    all.insert(key, Arc::downgrade(&writes));
-                    writes
-                })
-            },
-        );
         Self {
             file: Arc::clone(file),
             writes,
         }
+    }
+
+    /// Returns two numbers that no other file of this machine has: the device and the inode.
+    pub fn number(&self) -> Option<(u64, u64)> {
+        number_of(&self.file)
+    }
+
+    /// Locks a range of the file for all processes, as [`RangeLock::take`].
+    ///
+    /// # Errors
+    /// The locked range that overlaps it.
+    pub fn lock(&self, range: Range<u64>) -> Result<Option<RangeLock>, Range<u64>> {
+        RangeLock::take(&self.file.file, range)
     }
 
     /// Counts a write that has ended. A release, after the system call: a reader that finds the new mark and
@@ -75,4 +83,12 @@ impl FileChanges {
         let time = found.map(|found| (found.mtime(), found.mtime_nsec()));
         (self.writes.load(Ordering::Acquire), time)
     }
+}
+
+fn number_of(file: &RegularFile) -> Option<(u64, u64)> {
+    let found = file.file.metadata().ok()?;
+    Some(match found.rdev() {
+        0 => (found.dev(), found.ino()),
+        device => (device, u64::MAX),
+    })
 }

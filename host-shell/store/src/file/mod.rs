@@ -5,6 +5,7 @@
 
 mod changes;
 mod pread;
+mod range_lock;
 mod regular;
 mod uring;
 
@@ -15,6 +16,7 @@ pub(crate) use changes::FileChanges;
 use nvme_driver::error::{Error, Result};
 use nvme_driver::sysfs::{DeviceUsage, SysfsHost};
 use pread::PreadLane;
+pub(crate) use range_lock::RangeLock;
 use regular::RegularFile;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};

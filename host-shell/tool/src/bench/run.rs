@@ -3,6 +3,7 @@
 
 use super::intervals::IntervalPrinter;
 use super::plot;
+use crate::common::file::check_output;
 use crate::common::images::CommandFiles;
 use crate::common::{
     NamespaceArgs, WriteArgs, beyond, duration, number, output, progress, some_bytes,
@@ -170,7 +171,7 @@ impl BenchCommand {
         }
         if let Some(path) = &self.plot {
             plot::check(path)?;
-            files.refuse_output(path)?;
+            check_output(path, files)?;
         }
         if self.gather.gather {
             return self.gather_rows(files);

@@ -16,6 +16,7 @@ const SHOWN: usize = 8;
 #[derive(Args)]
 pub struct CatalogArgs {
     /// File of this machine, or DEVICE:/path
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     file: String,
     /// Print the header's keys, too
     #[arg(long, short = 'm')]

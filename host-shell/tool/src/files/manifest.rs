@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 #[derive(Args)]
 pub struct ManifestArgs {
     /// File of this machine, DEVICE:/path, or with --offset a device
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     file: String,
     /// FILE is a device that has the file from this byte on, as `import` writes it
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]

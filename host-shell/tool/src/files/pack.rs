@@ -79,6 +79,7 @@ impl PackCommand {
             let cause = format!("{} is there already", self.image.display());
             return Err(Error::usage(cause, "name another file, or remove it"));
         }
+        self.check_apart()?;
         let made = self.make(&found).and_then(|()| self.verify(&found));
         if made.is_err() {
             // One that was not created after all is not there.
@@ -106,6 +107,27 @@ impl PackCommand {
             format!("{path} lies in {} pieces", one["pieces"])
         }));
         output::print(&lines.join("\n"))
+    }
+
+    /// Refuses an image inside of the folder: it would be copied into itself while it grows.
+    fn check_apart(&self) -> Result<()> {
+        let place = match self.image.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        let place = fs::canonicalize(place).map_err(Error::file("create", &self.image))?;
+        let folder = fs::canonicalize(&self.folder).map_err(Error::file("list", &self.folder))?;
+        match place.starts_with(&folder) {
+            false => Ok(()),
+            true => Err(Error::usage(
+                format!(
+                    "the image {} lies in the folder {}, and would be packed into itself",
+                    self.image.display(),
+                    self.folder.display()
+                ),
+                "make it beside the folder",
+            )),
+        }
     }
 
     /// Runs mke2fs, which makes the image.

@@ -1,6 +1,6 @@
 //! A session of a GPU that continues after outages: commands without an answer, controller resets, a device that left.
 
-use crate::common::file::write_whole;
+use crate::common::file::{check_output, write_whole};
 use crate::common::images::CommandFiles;
 use crate::common::{check_stop, stop_flag};
 use nvme_host::cuda::{GpuSession, LaunchResult, LaunchWork, SessionSetup};
@@ -43,7 +43,7 @@ impl<'a> ReconnectingSession<'a> {
     /// Hands queues of `opened`, which is the source's device, to the GPU.
     pub fn open(source: SessionSource<'a>, opened: Arc<dyn Device>) -> Result<Self> {
         if let Some(trace) = source.trace {
-            source.files.refuse_output(trace)?;
+            check_output(trace, source.files)?;
         }
         let session = Some(source.open(opened)?);
         Ok(Self {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 #[derive(Args)]
 pub struct GenerateCommand {
     /// File of this machine, DEVICE:/path, or with --offset a device
-    #[arg(value_name = "MODEL")]
+    #[arg(value_name = "MODEL", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     model: String,
     /// MODEL is a device that has the file from this byte on, as `import` writes it
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
@@ -76,6 +76,8 @@ struct GenerateTimes {
 impl GenerateCommand {
     pub fn run(self, files: &CommandFiles) -> Result<()> {
         let begin = Instant::now();
+        let to = self.logits.as_deref();
+        let to = to.map(|path| npy::create(path, files)).transpose()?;
         let (tokenizer, mut model, prompt) = self.open()?;
         let opened = Instant::now();
         say::step(|| format!("{} computes; {}", model.machine(), model.path().mover));
@@ -104,10 +106,8 @@ impl GenerateCommand {
             tokens: answered.elapsed(),
         };
         text.end(self.json)?;
-        if let Some(path) = &self.logits {
-            npy::write((path, files), ("<f4", made.len()), &logits, |one| {
-                one.to_le_bytes()
-            })?;
+        if let Some(to) = to {
+            npy::write(to, ("<f4", made.len()), &logits, |one| one.to_le_bytes())?;
         }
         self.report(&model, &prompt, &made, &text, &times)
     }

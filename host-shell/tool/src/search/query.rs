@@ -3,6 +3,7 @@
 
 use super::input::InputArgs;
 use super::place::IndexPlace;
+use crate::common::file::{OutputFile, check_two};
 use crate::common::images::CommandFiles;
 use crate::common::{WriteArgs, check_stop, images, npy, number, output, progress};
 use clap::Args;
@@ -109,6 +110,7 @@ impl QueryRuns {
 
 impl QueryCommand {
     pub fn run(self, files: &CommandFiles) -> Result<()> {
+        let to = self.outputs(files)?;
         let store = Arc::new(self.store(files)?);
         let index = VectorIndex::open(&store, self.place.offset)?;
         let source = index.header().source;
@@ -144,29 +146,18 @@ impl QueryCommand {
             false => show(&all)?,
         }
         by_cpu.answers.check()?;
-        self.write(files, count, &by_cpu.answers)?;
+        write(to, count, &by_cpu.answers)?;
         by_gpu.map_or(Ok(()), |(way, _)| way.answers.check())
     }
 
-    /// Writes what was found, of queries that all have results.
-    fn write(&self, files: &CommandFiles, queries: usize, answers: &SearchAnswers) -> Result<()> {
-        if let Some(path) = &self.out_ids {
-            npy::write(
-                (path, files),
-                ("<i8", queries),
-                &answers.ids,
-                i64::to_le_bytes,
-            )?;
-        }
-        if let Some(path) = &self.out_distances {
-            npy::write(
-                (path, files),
-                ("<f4", queries),
-                &answers.distances,
-                f32::to_le_bytes,
-            )?;
-        }
-        Ok(())
+    /// Opens the files of ids and of distances.
+    fn outputs(&self, files: &CommandFiles) -> Result<[Option<OutputFile>; 2]> {
+        let named = [&self.out_ids, &self.out_distances].map(Option::as_deref);
+        let [ids, distances] = named;
+        check_two(("--out-ids", ids), ("--out-distances", distances))?;
+        let [ids, distances] =
+            named.map(|path| path.map(|path| npy::create(path, files)).transpose());
+        Ok([ids?, distances?])
     }
 
     fn store(&self, files: &CommandFiles) -> Result<Store> {
@@ -310,6 +301,18 @@ fn load(file: &Path, store: &Store, offset: u64) -> Result<()> {
     }
     store.flush()?;
     bar.finish_and_clear();
+    Ok(())
+}
+
+/// Writes ids and distances, of queries that all have results.
+fn write(to: [Option<OutputFile>; 2], queries: usize, answers: &SearchAnswers) -> Result<()> {
+    let [ids, distances] = to;
+    if let Some(to) = ids {
+        npy::write(to, ("<i8", queries), &answers.ids, i64::to_le_bytes)?;
+    }
+    if let Some(to) = distances {
+        npy::write(to, ("<f4", queries), &answers.distances, f32::to_le_bytes)?;
+    }
     Ok(())
 }
 

@@ -50,6 +50,32 @@ fn inputs_and_outputs_that_cannot_be_used() {
     }
 }
 
+/// Outputs of the end are looked at before anything else, as the device that is not there shows: the work would be lost.
+#[test]
+fn outputs_that_cannot_be_made_are_known_before_the_work() {
+    check(
+        "
+        4 | bench -d sim:missing --plot no/such.svg | no/such.svg
+        4 | bench -d sim:missing --gather --plot no/such.svg | no/such.svg
+        4 | pipeline streamed-batch-processing -d sim:missing --trace no/such.json | no/such.json
+        4 | pipeline streamed-batch-processing -d sim:missing --plot no/such.svg | no/such.svg
+        2 | pipeline streamed-batch-processing -d sim:missing --plot x.svg --trace ./x.svg | are both
+        4 | generate missing.gguf -p x --logits no/such.npy | no/such.npy
+        4 | generate missing.gguf -p x --logits folder | not a folder
+        2 | generate missing.gguf -p x --logits - | name a file
+        4 | search query -d sim:missing --out-ids no/such.npy | no/such.npy
+        4 | search query -d sim:missing --out-distances no/such.npy | no/such.npy
+        2 | search query -d sim:missing --out-ids x --out-distances ./x | are both
+        2 | search query -d sim:missing --out-ids disk.img --out-distances link | are both
+        2 | pack folder folder/image | packed into itself
+        2 | pack . image | packed into itself
+        2 | generate '' -p x | no value for
+        2 | catalog '' | no value for
+        2 | manifest '' --out x | no value for
+    ",
+    );
+}
+
 /// A command that fails leaves no image, and one that only reads does not make one.
 #[test]
 fn no_command_that_fails_or_reads_leaves_an_image() {

@@ -220,8 +220,19 @@ static void tables(nvme_gpu_t *store, nvme_gpu_table_t *table)
     BAD(usage, nvme_gpu_gather(table, GATHER_AS("float16", "float32", ids, 3, 2, data, 0, NULL, NULL), NULL));
     BAD(usage, nvme_gpu_gather(table, GATHER_AS("float16", "float32", ids, NVME_GPU_I64, INT64_MAX, data, 0, NULL,
           NULL), NULL));
+    /* Refused before anything is written: a program that corrects its report and adds again would have added twice. */
+    unsigned char before[ROW * 2], after[ROW * 2];
+    OK(nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 2, before, 0, NULL, NULL), NULL));
+    memset(data, 0x5A, sizeof(data));
+    memset(row_status, 0x77, sizeof(row_status));
     report.size = 3;
-    BAD(usage, nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 2, data, 0, NULL, NULL), &report));
+    BAD(usage, nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 2, data, 0, row_status, NULL), &report));
+    CHECK(data[0] == 0x5A && row_status[0] == 0x77777777);
+    BAD(usage, nvme_gpu_scatter(table, SCATTER(ids, NVME_GPU_I64, 2, data, 0, NVME_GPU_DUPLICATES_LAST, NULL, NULL),
+          &report));
+    BAD(usage, nvme_gpu_scatter_add(table, ADD(ids, NVME_GPU_I64, 2, data, 0, NVME_GPU_ADD_I32, NULL, NULL), &report));
+    OK(nvme_gpu_gather(table, GATHER(ids, NVME_GPU_I64, 2, after, 0, NULL, NULL), NULL));
+    CHECK(memcmp(before, after, sizeof(before)) == 0);
 }
 
 static void kernels(nvme_gpu_t *store, nvme_gpu_table_t *table)

@@ -145,6 +145,12 @@ int main(int count, char **arguments)
     OK(nvme_gpu_pages_open(store, &of_pages, &pages));
     OK(nvme_gpu_pages_find(pages, keys[0], 1, &found));
     CHECK(found == 0);
+    /* Another area that begins inside of this one would write over its pages. */
+    nvme_gpu_pages_t *inside = pages;
+    of_pages.offset += 4096;
+    of_pages.create = NVME_GPU_PAGES_ALWAYS;
+    USAGE(nvme_gpu_pages_open(store, &of_pages, &inside));
+    CHECK(inside == NULL && strstr(nvme_gpu_last_error(), "overlap") != NULL);
     nvme_gpu_close(store);
     CLOSED(nvme_gpu_pages_find(pages, keys[0], 1, &found));
     nvme_gpu_pages_close(pages);

@@ -31,13 +31,20 @@ class ExpertLayer:
 
     def __call__(self, x: Any, index: Any, weights: Any) -> Any:
         """The results for states ``x``, ``(tokens, width)``, of the experts ``index`` with ``weights``, ``(tokens, k)``."""
-        self._check(x, weights)
+        self._check(x, index, weights)
         with self._torch.no_grad(), self.cache.lock:
             # Under the lock: another thread may close the stream while this one waits for it.
             self._check_open()
             return self._computed(x, index, weights)
 
-    def _check(self, x: Any, weights: Any) -> None:
+    def _check(self, x: Any, index: Any, weights: Any) -> None:
+        # Weights of another shape, as one for each expert, would be those of other pairs.
+        if x.dim() != 2 or index.dim() != 2 or index.shape != weights.shape or len(index) != len(x):
+            shapes = ", ".join(str(tuple(one.shape)) for one in (x, index, weights))
+            raise Usage(
+                f"{self.name} was given states, experts and weights of the shapes {shapes}",
+                "use (tokens, width), (tokens, k) and (tokens, k), as transformers 5.19 does",
+            )
         if self._torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
             raise Usage(f"{self.name} computes no gradient", "call the model under torch.no_grad()")
         slots = self.cache.slots
@@ -140,6 +147,13 @@ def module_class() -> Any:
             super().__init__()
             self.num_experts = layer.experts
             self.layer = layer
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            # What copies and pickles a model asks this, too.
+            raise Usage(
+                f"{self.layer.name} is read from files and cannot be copied or pickled",
+                "load the model once more where it is used",
+            )
 
         def _save_to_state_dict(self, *_: Any, **__: Any) -> None:
             raise Usage(f"the weights of {self.layer.name} lie in files", "copy the files of the checkpoint instead")

@@ -62,7 +62,8 @@ def _of_array(numpy: Any, index: Any, rows: int) -> Any:
     if index.dtype.kind not in "iu":
         return index
     is_known = index.dtype.isnative and index.dtype.name in ("int32", "int64")
-    return numpy.ascontiguousarray(index, dtype=index.dtype if is_known else "int64")
+    # Not ascontiguousarray, which makes a list of a single number.
+    return numpy.asarray(index, dtype=index.dtype if is_known else "int64", order="C")
 
 
 def _fits(shape: tuple[int, ...], rows: int) -> None:

@@ -20,7 +20,8 @@ MOST_PIECES = 1 << 16
 def is_of_gpu(page: Any) -> bool:
     """Whether a page lies in memory of a GPU: a tensor, an array, or a list or tuple of them."""
     if isinstance(page, (list, tuple)):
-        return bool(page) and is_of_gpu(page[0])
+        # Parts are memory: a list in a list, which may contain itself, is none.
+        return bool(page) and not isinstance(page[0], (list, tuple)) and is_of_gpu(page[0])
     return _buffers.is_of_gpu(page, "a page")
 
 

@@ -111,12 +111,13 @@ class NvmeL2Adapter(L2AdapterInterface):
         def look() -> None:
             found = Bitmap(len(keys))
             for place, key in enumerate(keys):
-                layout = group_layout_descs.get(key.object_group_id)
-                told = [_form(layout.shapes, layout.dtypes)] if layout is not None and layout.shapes else None
                 try:
+                    layout = group_layout_descs.get(key.object_group_id)
+                    told = [_form(layout.shapes, layout.dtypes)] if layout is not None and layout.shapes else None
                     if self._pin(key, self._known(key) if told is None else told):
                         found.set(place)
-                except NvmeGpuError as error:
+                except Exception as error:
+                    # LMCache waits for the result of each task, whatever its keys and layouts are.
                     _LOG.warning("LMCache: an object was not looked for: %s", error)
             self._end("lookup", task, found)
 
