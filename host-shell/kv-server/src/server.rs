@@ -33,7 +33,10 @@ const REPLY_TIME: Duration = Duration::from_secs(5);
 /// Interval at which threads look whether the server stops.
 const TICK: Duration = Duration::from_millis(200);
 /// Time for which a client may hold a pin: one that hangs does not hold pages for ever.
-const LEASE: Duration = Duration::from_secs(600);
+const LEASE: Duration = match cfg!(test) {
+    false => Duration::from_secs(600),
+    true => Duration::from_millis(300),
+};
 
 /// A store with the lock that makes it this process's. The lock is released after the device.
 pub(crate) struct OwnedArea<M> {
@@ -420,5 +423,82 @@ pub(crate) fn protocol(rule: &str) -> KvError {
         code: "internal",
         cause: format!("{rule} ({} {VERSION})", String::from_utf8_lossy(&MAGIC)),
         remedy: "use one version of this package in all processes".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::OwnerSession;
+    use crate::place::AreaPlace;
+    use nvme_store::{Store, StoreOptions};
+
+    const SLOTS: u64 = 8;
+    /// The longest wait for what a lease's end allows.
+    const PATIENCE: Duration = Duration::from_secs(120);
+
+    /// A client that holds its pins for longer than a lease, and stays connected.
+    #[test]
+    fn pins_end_with_their_lease_and_their_pages_make_room() {
+        let folder = std::env::temp_dir().join(format!("nvme-kv-lease-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let file = folder.join("pages");
+        // Two superblocks, two checkpoints of two blocks, two logs of 16 blocks, slots of two blocks.
+        let bytes = (2 + 2 * 2 + 2 * 16 + SLOTS * 2) * 4096;
+        std::fs::File::create(&file)
+            .unwrap()
+            .set_len(bytes)
+            .unwrap();
+        let device = format!("file:{}", file.display());
+        let place = AreaPlace::of(Some(&folder.join("sockets")), &device, 0).unwrap();
+        let request = AreaRequest {
+            offset: 0,
+            bytes,
+            page_bytes: 4096,
+            fingerprint: ModelFingerprint {
+                model: "llama".to_owned(),
+                ..ModelFingerprint::default()
+            },
+        };
+        let store = Store::open(&device, &StoreOptions::default()).unwrap();
+        let hello = AreaHello {
+            bytes: Some(bytes),
+            page_bytes: request.page_bytes,
+            fingerprint: request.fingerprint.encode().unwrap(),
+        };
+        let area = OwnedPages(Arc::new(OwnedArea {
+            pages: PageStore::format(store, &request).unwrap(),
+            request,
+            is_to_the_end: false,
+            _lock: place.try_lock().unwrap().unwrap(),
+        }));
+        let socket = ListeningSocket::bind(&place.socket).unwrap();
+        let server = AreaServer::start(area.clone(), socket).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        let session = Arc::new(OwnerSession::open(&place.socket, &hello, deadline).unwrap());
+        let key = |number: u64| area.key(&number.to_le_bytes(), 0);
+        let store = |number: u64| {
+            let stored = session.store_all(&[(key(number), &[7; 4096])], deadline);
+            stored.unwrap().remove(0).unwrap()
+        };
+        let mut pins = Vec::new();
+        for number in 0..SLOTS {
+            assert_eq!(store(number), StoreOutcome::Stored);
+            pins.push(session.pin_prefix(&[key(number)], deadline).unwrap());
+        }
+        assert_eq!(pins.iter().map(|one| one.len() as u64).sum::<u64>(), SLOTS);
+        let has_room = (0..).any(|_| {
+            assert!(Instant::now() < deadline, "the pins never end");
+            std::thread::sleep(Duration::from_millis(20));
+            store(1000) != StoreOutcome::NoRoom
+        });
+        assert!(has_room);
+        // The end of pins that have ended before takes nothing from the next ones.
+        let next = session.pin_prefix(&[key(1000)], deadline).unwrap();
+        drop(pins);
+        assert_eq!(next.len(), 1);
+        assert_eq!(store(1000), StoreOutcome::Present);
+        drop((next, session, server, area));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

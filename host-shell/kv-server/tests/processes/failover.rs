@@ -174,6 +174,27 @@ fn an_owner_that_is_stopped_makes_misses_and_typed_errors() {
     assert!(owner.ask("owner").starts_with("owner"));
 }
 
+/// An area that begins where the pages of another one will be: it meets no owner at its own socket, and its begin is blank.
+#[test]
+fn an_area_that_overlaps_another_processs_is_refused() {
+    let scratch = Scratch::new();
+    let mut owner = Rank::opened(&scratch);
+    assert_eq!(owner.ask("store 1"), "Stored");
+    let mut inside = request(&scratch.0, "llama");
+    inside.offset = 60 * 4096;
+    let said = shared(inside, Arc::new(Gate::default())).err();
+    let said = said.expect("the areas overlap").to_string();
+    assert!(
+        said.contains("from byte 245760 on overlap") && said.contains("in another process"),
+        "{said}"
+    );
+    owner.kill();
+    assert_eq!(
+        Rank::opened(&scratch).ask("load 1"),
+        payload(1).len().to_string()
+    );
+}
+
 #[test]
 fn processes_of_another_model_are_refused_and_change_nothing() {
     let scratch = Scratch::new();

@@ -7,7 +7,7 @@ mod rank;
 use nvme_driver::error::Result;
 use nvme_kv::{BlockMedium, ModelFingerprint, StoreOutcome};
 use nvme_kv_server::{SharedPageStore, SharedRequest};
-use nvme_store::{Store, StoreOptions, StoreTransfer};
+use nvme_store::{RangeClaim, Store, StoreOptions, StoreTransfer};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -174,5 +174,9 @@ impl BlockMedium for GatedFile {
     fn flush(&self) -> Result<()> {
         self.gate.pass(Stage::Flush);
         self.store.flush()
+    }
+
+    fn claim(&self, offset: u64, bytes: u64) -> Result<Option<RangeClaim>> {
+        self.store.claim(offset, bytes).map(Some)
     }
 }

@@ -10,9 +10,13 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType, recvmsg, sockopt,
 };
-use std::io::IoSliceMut;
+use std::io::{BufRead, BufReader, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +24,11 @@ const FIRST: PacketHeader = PacketHeader {
     epoch: 0,
     sequence: 0,
 };
+
+fn new_socket() -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+}
 
 /// A client without any check.
 struct RawClient {
@@ -29,16 +38,17 @@ struct RawClient {
 
 impl RawClient {
     fn new(scratch: &Scratch) -> Self {
-        let flags = SocketFlags::CLOEXEC;
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-                .unwrap();
-        let limit = Some(Duration::from_secs(60));
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, limit).unwrap();
         let sockets = std::fs::read_dir(scratch.0.join("sockets")).unwrap();
         let mut paths = sockets.map(|entry| entry.unwrap().path());
         let path = paths.find(|path| path.extension().is_some_and(|one| one == "sock"));
-        rustix::net::connect(&socket, &SocketAddrUnix::new(path.unwrap()).unwrap()).unwrap();
+        Self::at(&path.unwrap())
+    }
+
+    fn at(path: &Path) -> Self {
+        let socket = new_socket();
+        let limit = Some(Duration::from_secs(60));
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, limit).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
         Self {
             socket,
             window: None,
@@ -89,7 +99,7 @@ impl RawClient {
     /// A client that was greeted; the header of its next request.
     fn greeted(scratch: &Scratch) -> (Self, PacketHeader) {
         let mut client = Self::new(scratch);
-        match client.ask(FIRST, &PageRequest::Hello(hello(scratch))) {
+        match client.ask(FIRST, &PageRequest::Hello(hello(&scratch.0))) {
             Some((PacketHeader { epoch, .. }, PageReply::Welcome(_))) => {
                 (client, PacketHeader { epoch, sequence: 1 })
             }
@@ -98,11 +108,11 @@ impl RawClient {
     }
 }
 
-fn hello(scratch: &Scratch) -> AreaHello {
+fn hello(folder: &Path) -> AreaHello {
     AreaHello {
         bytes: None,
         page_bytes: PAGE as u32,
-        fingerprint: request(&scratch.0, "llama").fingerprint.encode().unwrap(),
+        fingerprint: request(folder, "llama").fingerprint.encode().unwrap(),
     }
 }
 
@@ -120,7 +130,7 @@ fn refusal(reply: Option<(PacketHeader, PageReply)>) -> String {
 fn clients_of_another_version_or_size_are_refused_by_name() {
     let scratch = Scratch::new();
     let pages = shared(request(&scratch.0, "llama"), Arc::new(Gate::default())).unwrap();
-    let mut later = encode(FIRST, &PageRequest::Hello(hello(&scratch)));
+    let mut later = encode(FIRST, &PageRequest::Hello(hello(&scratch.0)));
     later[8] += 1;
     let mut client = RawClient::new(&scratch);
     client.send(&later);
@@ -139,12 +149,110 @@ fn clients_of_another_version_or_size_are_refused_by_name() {
         (|one| one.bytes = Some(1 << 30), "area_bytes"),
         (|one| one.fingerprint.push(0), "fingerprint"),
     ] {
-        let mut other = hello(&scratch);
+        let mut other = hello(&scratch.0);
         change(&mut other);
         let said = refusal(RawClient::new(&scratch).ask(FIRST, &PageRequest::Hello(other)));
         assert!(said.contains(word), "{said}");
     }
     assert_eq!(store(&pages, 1).unwrap(), StoreOutcome::Stored);
+}
+
+/// Environment of a process of another user: what it does, and at which socket.
+const OTHER_ROLE: &str = "NVME_KV_OTHER_ROLE";
+const OTHER_SOCKET: &str = "NVME_KV_OTHER_SOCKET";
+const OTHER_MARK: &str = "other: ";
+
+/// This program once more as another user, at `socket`; returns it with what it says. `None` where this user may not
+/// become one.
+fn another_user(scratch: &Scratch, role: &str, socket: &Path) -> Option<(Child, String)> {
+    // The folder of the build may be closed to others.
+    let program = scratch.0.join("other");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let started = Command::new(program)
+        .args([
+            "--exact",
+            "peers::another_user_obeys_its_test",
+            "--nocapture",
+        ])
+        .uid(65_534)
+        .gid(65_534)
+        .env(OTHER_ROLE, role)
+        .env(OTHER_SOCKET, socket)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        // The runner of tests complains when nothing reads its last lines.
+        .stderr(Stdio::null())
+        .spawn();
+    let mut other = started.ok()?;
+    let lines = BufReader::new(other.stdout.take().unwrap()).lines();
+    let said = lines
+        .map_while(Result::ok)
+        .find_map(|line| Some(line.split_once(OTHER_MARK)?.1.to_owned()));
+    Some((other, said.expect("the other user says what it saw")))
+}
+
+/// Does nothing in a run of the tests; it is what [`another_user`] starts.
+#[test]
+fn another_user_obeys_its_test() {
+    let Some(socket) = std::env::var_os(OTHER_SOCKET) else {
+        return;
+    };
+    let socket = Path::new(&socket);
+    if std::env::var(OTHER_ROLE).as_deref() == Ok("client") {
+        let mut client = RawClient::at(socket);
+        let reply = client.ask(FIRST, &PageRequest::Hello(hello(socket)));
+        return println!("{OTHER_MARK}{}", reply.is_some() || client.window.is_some());
+    }
+    let listener = new_socket();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+    rustix::net::listen(&listener, 8).unwrap();
+    println!("{OTHER_MARK}listens");
+    // Until the test ends it.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+}
+
+/// Needs root to become another user; without it nothing is tested, which it says.
+#[test]
+fn a_client_and_an_owner_of_another_user_are_refused() {
+    let scratch = Scratch::new();
+    let pages = shared(request(&scratch.0, "llama"), Arc::new(Gate::default())).unwrap();
+    let sockets = scratch.0.join("sockets");
+    let all = |folder: &Path| {
+        let found = std::fs::read_dir(folder).unwrap();
+        found.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+    };
+    let mut socket = all(&sockets);
+    socket.retain(|path| path.extension().is_some_and(|one| one == "sock"));
+    let socket = socket.remove(0);
+    // Doors that the package keeps shut: the check of the user is behind them.
+    set_mode(&sockets, 0o755);
+    set_mode(&socket, 0o777);
+    let Some((mut client, is_answered)) = another_user(&scratch, "client", &socket) else {
+        return eprintln!("skipped: cannot become another user here");
+    };
+    client.wait().unwrap();
+    assert_eq!(is_answered, "false");
+    assert_eq!(store(&pages, 1).unwrap(), StoreOutcome::Stored);
+    RawClient::greeted(&scratch);
+    // Another user's socket in place of the owner's.
+    let theirs = scratch.0.join("theirs");
+    std::fs::create_dir(&theirs).unwrap();
+    set_mode(&theirs, 0o777);
+    let (mut owner, said) = another_user(&scratch, "owner", &theirs.join("socket")).unwrap();
+    assert_eq!(said, "listens");
+    std::fs::rename(theirs.join("socket"), &socket).unwrap();
+    set_mode(&sockets, 0o700);
+    let error = shared(request(&scratch.0, "llama"), Arc::new(Gate::default())).err();
+    let error = error.expect("the owner is another user's");
+    assert_eq!(error.code(), "system", "{error}");
+    assert!(error.to_string().contains("another user"), "{error}");
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    load(&pages, 1).unwrap();
 }
 
 #[test]
@@ -221,7 +329,7 @@ fn requests_to_another_opening_and_pages_that_changed_are_refused() {
         let said = refusal(client.ask(old, &request));
         assert!(said.starts_with("changed: "), "{said}");
     }
-    let said = refusal(client.ask(header, &PageRequest::Hello(hello(&scratch))));
+    let said = refusal(client.ask(header, &PageRequest::Hello(hello(&scratch.0))));
     assert!(said.contains("greets twice"), "{said}");
     // The window is all zeros, and the checksum that of something else.
     let offer = PageOffer {
