@@ -64,11 +64,11 @@ private:
 
 /* A store, and the thread for memory of its GPU. */
 struct open_device {
-    open_device(const std::string &named, const backend_settings &settings)
-        : name(named), gpu(settings.gpu), options(settings.options), store(named, settings.gpu, settings.options) {}
+    open_device(const std::string &device, const backend_settings &settings, const std::string &shown)
+        : name(shown), options(settings.options), store(device, settings.gpu, settings.options) {}
 
+    /* Its name in messages. */
     const std::string name;
-    const int32_t gpu;
     const nvme_gpu_options options;
     nvme_gpu::store store;
     job_thread of_gpu;
@@ -86,7 +86,7 @@ inline std::shared_ptr<open_device> shared_device(const std::string &name, const
     std::lock_guard held(lock);
     if (auto found = opened[key].lock())
         return found;
-    auto made = std::make_shared<open_device>(name, settings);
+    auto made = std::make_shared<open_device>(name, settings, name);
     opened[key] = made;
     return made;
 }
@@ -144,7 +144,8 @@ inline std::shared_ptr<open_device> open_file(uint64_t dev_id, const std::string
     // Programs register hundreds of files, and each has its rings.
     if (settings.options.queues == 0)
         settings.options.queues = 1;
-    return std::make_shared<open_device>("file:/proc/self/fd/" + std::to_string(file.get()), settings);
+    auto shown = is_path ? path : "the file of devId " + std::to_string(dev_id);
+    return std::make_shared<open_device>("file:/proc/self/fd/" + std::to_string(file.get()), settings, shown);
 }
 
 } // namespace nvme_gpu_nixl

@@ -112,6 +112,8 @@ public:
         return guarded([&] { return request_of(handle).check(); });
     }
 
+    /* NIXL releases a request a second time after a failure, and then forgets it: what is in flight even then stays,
+     * as the library still writes to it. */
     nixl_status_t releaseReqH(nixlBackendReqH *handle) const override {
         return guarded([&] {
             if (!request_of(handle).end(clock::now() + settings_.release_limit)) {

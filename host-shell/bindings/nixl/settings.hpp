@@ -26,7 +26,7 @@ struct backend_settings {
     std::map<uint64_t, std::string> devices;
     int32_t gpu = -1;
     nvme_gpu_options options = NVME_GPU_OPTIONS_INIT;
-    std::chrono::milliseconds release_limit{10000};
+    std::chrono::milliseconds release_limit{};
 
     bool is_read_only() const { return (options.flags & NVME_GPU_READ_ONLY) != 0; }
 };
@@ -55,7 +55,7 @@ inline bool is_true(const std::string &name, const std::string &text) {
 inline parameters defaults() {
     const char *device = std::getenv("NVME_GPU_DEVICE");
     return {{"device", device ? device : ""}, {"gpu", "-1"},      {"nsid", "1"},          {"queues", "0"},
-            {"depth", "0"},                   {"timeout_ms", "0"}, {"release_ms", "10000"}, {"allow_write", "false"},
+            {"depth", "0"},                   {"timeout_ms", "0"}, {"release_ms", "30000"}, {"allow_write", "false"},
             {"read_only", "false"}};
 }
 
