@@ -5,6 +5,7 @@
 
 #include "settings.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
@@ -106,19 +108,28 @@ private:
     int number_;
 };
 
-/* Opens the file of a descriptor: `ro:PATH` or `rw:PATH`, with `,create` and `,direct` before the colon, as NIXL's
- * other back ends have it, or else the file that `devId` is the number of. A file that may be written is made as long
- * as its descriptor, since the store of a file does not grow. */
+/* Returns the access and the flags before the colon of `ro:PATH` and `rw:PATH`, as NIXL's other back ends have them;
+ * none for another text, as a name. */
+inline std::optional<std::string> path_modes(const std::string &meta) {
+    auto modes = meta.substr(0, meta.find(':'));
+    if (modes.size() == meta.size() || (modes + ",").find_first_of(',') != 2 || (modes[0] != 'r') ||
+        (modes[1] != 'o' && modes[1] != 'w'))
+        return std::nullopt;
+    return modes;
+}
+
+/* Opens the file of a descriptor: that of its path, with `,create` and `,direct` among the modes, or else the one that
+ * `devId` is the number of. A file that may be written is made as long as its descriptor, since the store of a file
+ * does not grow. */
 inline std::shared_ptr<open_device> open_file(uint64_t dev_id, const std::string &meta, uint64_t end,
                                               backend_settings settings) {
-    auto colon = meta.find(':');
-    auto modes = meta.substr(0, colon) + ",";
-    bool is_path = colon != std::string::npos && (modes.starts_with("ro,") || modes.starts_with("rw,"));
-    int flags = O_CLOEXEC;
+    auto modes = path_modes(meta);
+    bool is_path = modes.has_value();
+    int flags = O_RDONLY;
     if (is_path) {
-        flags |= modes.starts_with("rw,") && !settings.is_read_only() ? O_RDWR : O_RDONLY;
-        for (size_t at = 3; at < modes.size(); at = modes.find(',', at) + 1) {
-            auto mode = modes.substr(at, modes.find(',', at) - at);
+        flags = (*modes)[1] == 'w' && !settings.is_read_only() ? O_RDWR : O_RDONLY;
+        for (size_t at = 3; at < modes->size(); at = std::min(modes->find(',', at), modes->size()) + 1) {
+            auto mode = modes->substr(at, modes->find(',', at) - at);
             if (mode == "create")
                 flags |= O_CREAT;
             else if (mode != "direct")
@@ -130,8 +141,8 @@ inline std::shared_ptr<open_device> open_file(uint64_t dev_id, const std::string
     } else if ((flags & O_ACCMODE) == O_WRONLY) {
         refuse("the file of devId " + std::to_string(dev_id) + " is open for writes alone", "open it with O_RDWR");
     }
-    auto path = is_path ? meta.substr(colon + 1) : "/proc/self/fd/" + std::to_string(dev_id);
-    file_number file(open(path.c_str(), is_path ? flags : (flags & O_ACCMODE) | O_CLOEXEC, 0644));
+    auto path = is_path ? meta.substr(modes->size() + 1) : "/proc/self/fd/" + std::to_string(dev_id);
+    file_number file(open(path.c_str(), (flags & (O_ACCMODE | (is_path ? O_CREAT : 0))) | O_CLOEXEC, 0644));
     struct stat facts {};
     if (file.get() < 0 || fstat(file.get(), &facts) != 0)
         refuse(path + " cannot be opened: " + std::string(strerror(errno)), "check the file", NVME_GPU_ERROR_FILE);

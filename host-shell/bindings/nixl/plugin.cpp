@@ -10,15 +10,52 @@
 
 namespace nvme_gpu_nixl {
 
-/* A registered range. Memory needs nothing but its kind; storage has its device. */
+/* The files of an agent by their devId, by which NIXL finds them: one that is named by its path has its devId for
+ * itself, or NIXL would take one file for another. */
+class file_ids {
+public:
+    void add(uint64_t id, bool is_path) {
+        std::lock_guard held(lock_);
+        auto [found, is_new] = ids_.try_emplace(id, is_path ? PATH : 0);
+        if (!is_new && (is_path || found->second == PATH))
+            refuse("devId " + std::to_string(id) + " is that of another file", "give each path its own devId");
+        found->second += is_path ? 0 : 1;
+    }
+    void remove(uint64_t id) {
+        std::lock_guard held(lock_);
+        auto found = ids_.find(id);
+        if (found->second == PATH || --found->second == 0)
+            ids_.erase(found);
+    }
+
+private:
+    static constexpr int64_t PATH = -1;
+    std::mutex lock_;
+    std::unordered_map<uint64_t, int64_t> ids_;
+};
+
+/* A registered range. Memory needs nothing but its kind; storage has its device, a file its devId. */
 class memory_region final : public nixlBackendMD {
 public:
-    memory_region(const nixlBasicDesc &desc, std::shared_ptr<open_device> device)
-        : nixlBackendMD(true), first(desc.addr), bytes(desc.len), on(std::move(device)) {}
+    memory_region(const nixlBlobDesc &desc, nixl_mem_t kind, file_ids &ids)
+        : nixlBackendMD(true), first(desc.addr), bytes(desc.len), id(desc.devId) {
+        if (kind == FILE_SEG) {
+            ids.add(id, path_modes(desc.metaInfo).has_value());
+            files_ = &ids;
+        }
+    }
+    ~memory_region() override {
+        if (files_)
+            files_->remove(id);
+    }
 
     const uint64_t first;
     const uint64_t bytes;
-    const std::shared_ptr<open_device> on;
+    const uint64_t id;
+    std::shared_ptr<open_device> on;
+
+private:
+    file_ids *files_ = nullptr;
 };
 
 template <typename Call> nixl_status_t guarded(Call &&call) noexcept {
@@ -73,7 +110,9 @@ public:
 
     nixl_status_t registerMem(const nixlBlobDesc &mem, const nixl_mem_t &kind, nixlBackendMD *&out) override {
         return guarded([&] {
-            out = new memory_region(mem, registered(mem, kind));
+            auto region = std::make_unique<memory_region>(mem, kind, files_);
+            region->on = registered(mem, kind);
+            out = region.release();
             return NIXL_SUCCESS;
         });
     }
@@ -241,15 +280,16 @@ private:
     }
 
     static nixl_query_resp_t facts_of_file(const std::string &meta) {
-        auto colon = meta.starts_with("ro") || meta.starts_with("rw") ? meta.find(':') : std::string::npos;
+        auto modes = path_modes(meta);
         struct stat facts {};
-        if (stat((colon == std::string::npos ? meta : meta.substr(colon + 1)).c_str(), &facts) != 0)
+        if (stat((modes ? meta.substr(modes->size() + 1) : meta).c_str(), &facts) != 0)
             return std::nullopt;
         return parameters{{"size", std::to_string(facts.st_size)}, {"mtime", std::to_string(facts.st_mtime)}};
     }
 
     backend_settings settings_;
     std::map<uint64_t, std::shared_ptr<open_device>> devices_;
+    file_ids files_;
 };
 
 nixlBackendEngine *make_engine(const nixlBackendInitParams *init) {

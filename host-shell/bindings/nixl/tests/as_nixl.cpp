@@ -234,7 +234,7 @@ static void bad_requests_are_refused() {
 
 /* One command that fails makes its request fail, with the other ranges there; the next request is well. */
 static void one_failure_fails_the_request() {
-    test_agent agent({{"device", "sim:mem?size=4MiB&fault=status:0x281@op=read,nth=3"}, {"timeout_ms", "500"}});
+    test_agent agent({{"device", "sim:mem?size=4MiB&fault=status:0x281@op=read,nth=3"}, {"queues", "1"}});
     auto data = pattern(4);
     CHECK(agent.add(DRAM_SEG, at(data.data()), data.size(), 0) == NIXL_SUCCESS);
     CHECK(agent.add(BLK_SEG, 0, 0, 0) == NIXL_SUCCESS);
@@ -252,7 +252,7 @@ static void one_failure_fails_the_request() {
     CHECK(agent.release() == NIXL_SUCCESS);
 
     // A command without an answer ends by the deadline of the library.
-    test_agent silent({{"device", "sim:mem?size=4MiB&fault=drop@op=write,every=1"}, {"timeout_ms", "50"}});
+    test_agent silent({{"device", "sim:mem?size=4MiB&fault=drop@op=write,every=1"}, {"timeout_ms", "1000"}});
     CHECK(silent.add(DRAM_SEG, at(data.data()), data.size(), 0) == NIXL_SUCCESS);
     CHECK(silent.add(BLK_SEG, 0, 0, 0) == NIXL_SUCCESS);
     CHECK(silent.transfer(NIXL_WRITE, memory_of(silent, here), storage_of(silent, there)) == NIXL_ERR_BACKEND);
@@ -264,16 +264,25 @@ static void a_release_waits_for_the_memory() {
     std::vector<test_range> here, there;
     for (size_t block = 0; block < BLOCKS; ++block)
         here.push_back({at(data->data()) + block * BLOCK, BLOCK}), there.push_back({block * BLOCK, BLOCK});
-    for (const char *limit : {"0", "10000"}) {
+    for (const char *limit : {"0", "30000"}) {
         test_agent agent({{"device", "sim:mem?size=4MiB&latency=200ms"}, {"release_ms", limit}});
         CHECK(agent.add(DRAM_SEG, at(data->data()), data->size(), 0) == NIXL_SUCCESS);
         CHECK(agent.add(BLK_SEG, 0, 0, 0) == NIXL_SUCCESS);
-        CHECK(agent.prepare(NIXL_READ, memory_of(agent, here), storage_of(agent, there)) == NIXL_SUCCESS);
-        CHECK(agent.post() == NIXL_IN_PROG && agent.post() == NIXL_ERR_REPOST_ACTIVE);
-        CHECK(agent.engine->checkXfer(agent.handle) == NIXL_IN_PROG);
-        if (*limit == '0')
-            CHECK(agent.release() == NIXL_ERR_REPOST_ACTIVE && agent.finish() == NIXL_SUCCESS);
-        CHECK(agent.release() == NIXL_SUCCESS);
+        // On a machine that stands still for so long a request has ended before the next call: then once more.
+        bool is_seen = false;
+        for (int tries = 0; !is_seen; ++tries) {
+            CHECK(tries < 50 && agent.prepare(NIXL_READ, memory_of(agent, here), storage_of(agent, there)) == NIXL_SUCCESS);
+            CHECK(agent.post() == NIXL_IN_PROG);
+            is_seen = agent.post() == NIXL_ERR_REPOST_ACTIVE && agent.engine->checkXfer(agent.handle) == NIXL_IN_PROG;
+            auto status = agent.release();
+            if (*limit == '0' && status == NIXL_ERR_REPOST_ACTIVE) {
+                CHECK(agent.finish() == NIXL_SUCCESS);
+                status = agent.release();
+            } else {
+                is_seen = is_seen && *limit != '0';
+            }
+            CHECK(status == NIXL_SUCCESS);
+        }
     }
     // The sanitizer sees a write to memory that was freed.
     data.reset();
@@ -334,12 +343,20 @@ static void files_are_storage() {
         CHECK(agent.transfer(NIXL_WRITE, memory, storage) == NIXL_SUCCESS);
         auto stored = bytes_of(by_path ? made : path);
         CHECK(stored.size() == 2 * BLOCK && std::memcmp(&stored[BLOCK], out.data(), BLOCK) == 0);
+        // A path has its devId for itself; a number may be registered again.
+        CHECK(agent.add(FILE_SEG, 0, 1, id, ("rw:" + path).c_str()) == NIXL_ERR_INVALID_PARAM);
         CHECK(agent.add(FILE_SEG, 0, 0, static_cast<uint64_t>(readable)) == NIXL_SUCCESS);
         CHECK(agent.add(FILE_SEG, 0, 3 * BLOCK, static_cast<uint64_t>(readable)) == NIXL_ERR_INVALID_PARAM);
         CHECK(agent.add(FILE_SEG, 0, 0, static_cast<uint64_t>(blind)) == NIXL_ERR_INVALID_PARAM);
         storage = list(FILE_SEG, {{BLOCK, BLOCK}}, static_cast<uint64_t>(readable), agent.regions[2]);
         CHECK(agent.prepare(NIXL_WRITE, memory, storage) == NIXL_ERR_INVALID_PARAM);
         CHECK(agent.transfer(NIXL_READ, memory, storage) == NIXL_SUCCESS);
+        CHECK(agent.add(FILE_SEG, 0, 0, static_cast<uint64_t>(readable)) == NIXL_SUCCESS);
+        for (auto gone : {3, 2, 1}) {
+            CHECK(agent.engine->deregisterMem(agent.regions[gone]) == NIXL_SUCCESS);
+            agent.regions.pop_back();
+        }
+        CHECK(agent.add(FILE_SEG, 0, 1, id, ("rw:" + path).c_str()) == NIXL_SUCCESS);
     }
     CHECK(close(file) == 0 && close(readable) == 0 && close(blind) == 0);
 }

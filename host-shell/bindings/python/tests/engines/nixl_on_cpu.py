@@ -151,8 +151,8 @@ def agents_in_threads(seen):
 
 
 def release_in_flight(seen):
-    agent = agent_on("slow", device="sim:mem?size=4MiB&latency=300ms")
-    hasty = agent_on("hasty", device="sim:mem?size=4MiB&latency=300ms", release_ms=0)
+    agent = agent_on("slow", device="sim:mem?size=4MiB&latency=2s")
+    hasty = agent_on("hasty", device="sim:mem?size=4MiB&latency=2s", release_ms=0)
     for one in agent, hasty:
         data = np.zeros(1 << 20, dtype=np.uint8)
         registered(one, data)
@@ -161,10 +161,10 @@ def release_in_flight(seen):
         handle = one.initialize_xfer("READ", *lists, one.name)
         begun = time.monotonic()
         assert one.transfer(handle) == "PROC" and one.check_xfer_state(handle) == "PROC"
-        assert time.monotonic() - begun < 0.3, "a call waited for the drive"
+        assert time.monotonic() - begun < 1, "a call waited for the drive"
         if one is hasty:
             assert raises(nixlRepostActiveError, one.release_xfer_handle, handle)
-            time.sleep(2)
+            time.sleep(4)
         one.release_xfer_handle(handle)
         seen["released"] = seen.get("released", 0) + 1
 
