@@ -3,6 +3,8 @@
 
 #[path = "programs/fio.rs"]
 mod fio;
+#[path = "programs/nixl.rs"]
+mod nixl;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -86,6 +88,7 @@ fn compile(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
         "stream.c" | "device.c" | "gds.c" | "main.cpp" => &["-l:libcuda.so.1"],
         "unmapped.c" | "graphs.c" => &["-l:libcuda.so.1"],
         "seeds.cpp" | "demo_gds.cpp" | "demo_spdk.cpp" => &["-l:libcuda.so.1"],
+        "as_nixl.cpp" => &["-l:libcuda.so.1"],
         _ => &[],
     };
     let mut command = Command::new(compiler);

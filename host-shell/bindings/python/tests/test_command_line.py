@@ -154,6 +154,25 @@ def test_the_doctor_looks_at_engines(capsys, monkeypatch):
     assert found[1].startswith("warning") and "ImportError: no HiCacheStorage: use a version" in found[1] and len(found) == 2
 
 
+def test_the_doctor_looks_for_the_back_end_of_nixl(capsys, monkeypatch, tmp_path):
+    areas = command_line._areas
+    monkeypatch.setattr(areas, "ENGINES", {})
+    monkeypatch.setattr(areas.importlib.metadata, "packages_distributions", lambda: {"nixl": ["nixl"]})
+    monkeypatch.setattr(areas.importlib.metadata, "version", {"nixl": "1.5.1"}.get)
+    monkeypatch.delenv("NIXL_PLUGIN_DIR", raising=False)
+    seen = []
+    for named in (None, "a text", command_line._native.__file__):
+        library = tmp_path / "libplugin_NVME_GPU.so"
+        if named is not None:
+            monkeypatch.setenv("NIXL_PLUGIN_DIR", str(tmp_path))
+            library.unlink(missing_ok=True)
+            library.write_text(named) if named == "a text" else library.symlink_to(named)
+        lines = answer(capsys, monkeypatch, "doctor", "--engines")[1].out.splitlines()
+        seen += [line for line in lines if "NIXL 1.5.1" in line]
+    assert [line.split()[0] for line in seen] == ["warning", "warning", "ok"]
+    assert "NIXL_PLUGIN_DIR names no folder" in seen[0] and seen[1].endswith("build it as docs/guide/kv.md says")
+
+
 @pytest.mark.parametrize("words", [["demo", "--ids", "0"], ["demo", "--rows", "0"], ["frob"], []])
 def test_words_that_cannot_be_end_with_2(capsys, monkeypatch, words):
     with pytest.raises(SystemExit) as caught:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
 import importlib.metadata
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -190,4 +192,20 @@ def engines() -> list[dict[str, str]]:
             finding.update(status="warning", text=f"nvme_gpu.kv.{package} does not load: {type(error).__name__}: {error}",
                            remedy="use a version that docs/guide/kv.md names")  # fmt: skip
         findings.append(finding)
+    if "nixl" in installed:
+        findings.append(nixl_finding(importlib.metadata.version(installed["nixl"][0])))
     return findings
+
+
+def nixl_finding(version: str) -> dict[str, str]:
+    """Whether NIXL finds the back end, and the loader its libraries."""
+    finding = {"subject": "key and value caches", "check": f"NIXL {version}", "status": "ok", "text": "", "remedy": ""}
+    path = os.path.join(os.environ.get("NIXL_PLUGIN_DIR", ""), "libplugin_NVME_GPU.so")
+    try:
+        if not os.path.exists(path):
+            raise FileNotFoundError("NIXL_PLUGIN_DIR names no folder with libplugin_NVME_GPU.so")
+        ctypes.CDLL(path)
+        finding["text"] = f"{path} loads"
+    except OSError as error:
+        finding.update(status="warning", text=str(error), remedy="build it as docs/guide/kv.md says")
+    return finding
