@@ -82,7 +82,11 @@ fn run(words: &Arguments) -> Result<()> {
     };
     let store = Arc::new(Store::open(device, &options)?);
     let experts = ExpertLayers::new(&store, shape, placed(shape, stored, layers)?)?;
-    fill(&store, stored, experts.bytes(0) * u64::from(layers * shape.experts))?;
+    fill(
+        &store,
+        stored,
+        experts.bytes(0) * u64::from(layers * shape.experts),
+    )?;
     for part in [1, 2, 4, 8, 16] {
         // Room around the matrices of each expert.
         let all = u64::from(layers * shape.experts) * (experts.bytes(0) + 96);

@@ -186,7 +186,11 @@ pub mod host {
         u32::from_le_bytes([0, 4, 8, 12].map(|at| {
             let byte = all[(selector >> at & 7) as usize];
             let is_sign = selector >> at & 8 != 0;
-            if is_sign { (byte as i8 >> 7) as u8 } else { byte }
+            if is_sign {
+                (byte as i8 >> 7) as u8
+            } else {
+                byte
+            }
         }))
     }
 
