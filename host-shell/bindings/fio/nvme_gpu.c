@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "fio.h"
 #include "optgroup.h"
@@ -438,10 +439,12 @@ static int init_gpu(struct thread_data *td, struct job *job)
 	}
 	for (i = 0; i < BATCHES; i++) {
 		struct batch *one = &job->batches[i];
-		size_t ids = (job->depth * sizeof(*one->ids) + 4095) / 4096 * 4096;
+		/* Pages of the machine, of 4 to 64 KiB: the GPU's driver registers each once. */
+		size_t page = sysconf(_SC_PAGESIZE);
+		size_t ids = (job->depth * sizeof(*one->ids) + page - 1) / page * page;
 
-		one->ids = aligned_alloc(4096, ids);
-		one->status = aligned_alloc(4096, ids);
+		one->ids = aligned_alloc(page, ids);
+		one->status = aligned_alloc(page, ids);
 		if (!one->ids || !one->status || nvme_gpu_register(store, one->ids, ids) ||
 		    nvme_gpu_register(store, one->status, ids)) {
 			say("initiator=gpu");

@@ -106,12 +106,13 @@ impl Doorbells {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     #[test]
     fn words_lie_at_the_stride_and_nowhere_else() {
         for dstrd in [0, 1, 4, 10] {
             let doorbells = Doorbells::new(3, dstrd);
-            assert!(doorbells.as_ptr().addr().is_multiple_of(4096));
+            assert!(doorbells.as_ptr().addr().is_multiple_of(64 << 10));
             assert!(core::ptr::eq(doorbells.as_ptr(), doorbells.sq_tail(0)));
             let bytes = (8usize * (4 << dstrd)).next_multiple_of(4096);
             assert_eq!((doorbells.dstrd(), doorbells.bytes()), (dstrd, bytes));
@@ -126,6 +127,16 @@ mod tests {
             doorbells.clear();
             assert_eq!(word.load(Ordering::Relaxed), 0);
         }
+    }
+
+    /// A GPU's driver registers whole pages of the machine, and each once.
+    #[test]
+    fn no_two_blocks_share_a_page_of_64_kib() {
+        let all: Vec<_> = (0..8).map(|_| Doorbells::new(3, 0)).collect();
+        let mut pages: Vec<_> = all.iter().map(|one| one.as_ptr().addr() >> 16).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        assert_eq!(pages.len(), all.len());
     }
 
     /// A process that maps the memfd finds each doorbell at its offset in BAR0.

@@ -8,8 +8,10 @@ use core::ops::Deref;
 use core::sync::atomic::AtomicU32;
 use zerocopy::FromZeros;
 
-/// Alignment of the words, and granularity of their length.
+/// Granularity of the length of the words.
 pub(crate) const PAGE: usize = 4096;
+/// Largest page of a machine that runs this.
+const MOST_PAGE: usize = 64 << 10;
 
 #[derive(FromZeros)]
 #[repr(C, align(4096))]
@@ -35,13 +37,17 @@ unsafe impl Send for AlignedWords {}
 unsafe impl Sync for AlignedWords {}
 
 impl AlignedWords {
-    /// Allocates at least `bytes` zeroed bytes.
+    /// Allocates at least `bytes` zeroed bytes. Nothing else lies in their pages, whatever the size of a page: a GPU's
+    /// driver registers whole pages, and each once.
     pub fn on_heap(bytes: usize) -> Self {
-        let pages = <[WordPage]>::new_box_zeroed_with_elems(bytes.div_ceil(PAGE));
+        let len = bytes.next_multiple_of(PAGE);
+        let whole = (len.next_multiple_of(MOST_PAGE) + MOST_PAGE) / PAGE - 1;
+        let pages = <[WordPage]>::new_box_zeroed_with_elems(whole);
         let pages = pages.expect("out of memory");
+        let lead = pages.as_ptr().addr().wrapping_neg() % MOST_PAGE;
         Self {
-            start: pages.as_ptr().cast(),
-            len: pages.len() * PAGE / 4,
+            start: pages.as_ptr().wrapping_byte_add(lead).cast(),
+            len: len / 4,
             owner: BackingMemory::Heap(pages),
         }
     }

@@ -98,9 +98,10 @@ impl DoorbellMap {
 pub const NONE: u32 = u32::MAX;
 
 /// Words in a page.
-pub(super) const PAGE_WORDS: usize = 1024;
-/// One page of doorbell words.
-#[repr(C, align(4096))]
+pub(super) const PAGE_WORDS: usize = 16 << 10;
+/// One page of doorbell words, of 64 KiB: the largest page of a machine. A GPU's driver registers whole pages, and each
+/// once, so that two relays share none.
+#[repr(C, align(65536))]
 pub struct DoorbellPage(pub(super) [AtomicU32; PAGE_WORDS]);
 
 impl DoorbellPage {
@@ -135,7 +136,7 @@ impl MappedFile {
     pub(crate) fn doorbells(&self, at: usize) -> DoorbellMap {
         let at = at.min(self.bytes) / 4 * 4;
         let start = self.start.as_ptr().wrapping_add(at).cast();
-        // SAFETY: the range is page aligned and inside the mapping. The mapping lives as long as the device
+        // SAFETY: the range is aligned to 4 bytes and inside the mapping. The mapping lives as long as the device
         // that owns this, and every holder of a doorbell keeps that device alive.
         unsafe { DoorbellMap::new(start, self.bytes - at) }
     }

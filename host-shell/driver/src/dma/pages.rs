@@ -65,7 +65,9 @@ impl DmaPages {
     /// 64 KiB. The file is sealed: its size cannot change.
     pub fn shared(bytes: usize) -> Result<Self> {
         if bytes >= HUGE {
-            let huge = Self::of_memory_file(rounded(bytes, HUGE)?, HUGE, MemfdFlags::HUGETLB);
+            // Of this size by name: the usual one of a machine with pages of 64 KiB is 512 MiB.
+            let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+            let huge = Self::of_memory_file(rounded(bytes, HUGE)?, HUGE, flags);
             if huge.is_ok() {
                 return huge;
             }

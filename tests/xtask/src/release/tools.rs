@@ -16,8 +16,8 @@ const PYTHON: [&str; 7] = [
     "abi3audit==0.0.26",
     "cyclonedx-python-lib[json-validation]==11.6.0",
 ];
-/// Programs and the packages of Debian that have them.
-const DEBIAN: [(&str, &str); 8] = [
+/// Programs, or other files, and the packages of Debian that have them.
+const DEBIAN: [(&str, &str); 9] = [
     ("mmdebstrap", "mmdebstrap"),
     ("arch-test", "arch-test"),
     ("qemu-aarch64-static", "qemu-user-static"),
@@ -25,6 +25,11 @@ const DEBIAN: [(&str, &str); 8] = [
     ("lintian", "lintian"),
     ("readelf", "binutils"),
     ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+    // The compiler only recommends it.
+    (
+        "/usr/aarch64-linux-gnu/lib/Scrt1.o",
+        "libc6-dev-arm64-cross",
+    ),
     ("python3", "python3-venv"),
 ];
 /// Writes a bill of materials from what cargo resolves.

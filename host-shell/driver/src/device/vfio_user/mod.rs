@@ -15,7 +15,7 @@ mod tests;
 
 use crate::device::Device;
 use crate::device::bar::{DoorbellMap, MappedFile};
-use crate::dma::pages::{DmaPages, GRANULE};
+use crate::dma::pages::{DmaPages, GRANULE, host_page};
 use crate::dma::pool::PagePool;
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -42,6 +42,8 @@ use zerocopy::IntoBytes;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Class code of an NVM Express controller, in the byte order of offset 8h of the configuration space.
 const NVM_EXPRESS: [u8; 3] = [0x02, 0x08, 0x01];
+/// Areas of a file are multiples of this, the smallest page of any machine.
+const LEAST_PAGE: u64 = 4096;
 /// Ranges of memory that libvfio-user takes. It names no `max_dma_maps` when the version is negotiated.
 const USUAL_MAPS: usize = 64;
 /// PCI command register: Memory Space Enable and Bus Master Enable, with Interrupt Disable. Completions are
@@ -249,8 +251,7 @@ fn map_doorbells(
     };
     let file = file.ok_or_else(|| unfit("BAR0 came without a descriptor".to_owned()))?;
     let at = region.file_offset.saturating_add(start);
-    let page = rustix::param::page_size() as u64;
-    if !at.is_multiple_of(page) {
+    if !at.is_multiple_of(LEAST_PAGE) {
         return Err(unfit(format!("the doorbells lie at {at:#x} of their file")));
     }
     if !holds(file.as_fd(), at.saturating_add(size)) {
@@ -258,12 +259,23 @@ fn map_doorbells(
             "the doorbells lie past the end of their file".to_owned(),
         ));
     }
+    let (mapped, lead) = map_area(file.as_fd(), at, size, host_page())
+        .map_err(Error::system("mapping the doorbells"))?;
+    Ok((mapped, lead + (first - start) as usize))
+}
+
+/// Maps `size` bytes of `file` at `at` on a machine with pages of `page` bytes. Returns their offset in the mapping, which
+/// begins with a page: doorbells at 1000h of their file share a page of 16 or 64 KiB with what lies before them.
+fn map_area(
+    file: BorrowedFd<'_>,
+    at: u64,
+    size: u64,
+    page: usize,
+) -> std::io::Result<(MappedFile, usize)> {
+    let lead = (at % page as u64) as usize;
     let bytes = usize::try_from(size).unwrap_or(usize::MAX);
-    let mapped = MappedFile::new(file.as_fd(), at, bytes).map_err(|source| Error::System {
-        call: "mapping the doorbells",
-        source,
-    })?;
-    Ok((mapped, (first - start) as usize))
+    let mapped = MappedFile::new(file, at - lead as u64, bytes.saturating_add(lead))?;
+    Ok((mapped, lead))
 }
 
 /// True if `file` has bytes up to `end`. Only a regular file has a length; a device knows its own.

@@ -3,7 +3,10 @@
 use super::server::{Act, BAR_BYTES, Bar, start, start_with};
 use super::{gone, open_against, unfit};
 use crate::device::Device;
+use crate::device::vfio_user::map_area;
+use nvme_core::spec::Qid;
 use nvme_vfio_user::command;
+use std::os::fd::AsFd;
 
 #[test]
 fn doorbells_that_cannot_be_mapped_are_refused() {
@@ -100,7 +103,7 @@ fn doorbells_that_cannot_be_mapped_are_refused() {
     ] {
         let (device, log) = start_with(bar, |_, _| None);
         let device = device.unwrap();
-        let (_, head) = device.doorbells().pair(nvme_core::spec::Qid(0), 0).unwrap();
+        let (_, head) = device.doorbells().pair(Qid(0), 0).unwrap();
         head.ring(5);
         assert_eq!(log.doorbell(4), 5);
     }
@@ -127,4 +130,20 @@ fn a_description_that_never_ends_is_cut_off() {
         Act::Say(info)
     }));
     assert!(cause.contains("to describe"), "{cause}");
+}
+
+/// The area begins at no page of such a machine, on which the kernel refuses to map it alone.
+#[test]
+fn doorbells_are_mapped_with_their_page_of_64_kib() {
+    let file = rustix::fs::memfd_create("bar", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 0x1_3000).unwrap();
+    for (at, lead) in [(0x1000, 0x1000), (0x1_2000, 0x2000)] {
+        let (area, offset) = map_area(file.as_fd(), at, 0x1000, 64 << 10).unwrap();
+        assert_eq!(offset, lead);
+        let (_, head) = area.doorbells(offset).pair(Qid(0), 0).unwrap();
+        head.ring(5);
+        let mut word = [0; 4];
+        rustix::io::pread(&file, &mut word, at + 4).unwrap();
+        assert_eq!(u32::from_le_bytes(word), 5);
+    }
 }
