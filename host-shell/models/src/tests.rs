@@ -351,8 +351,8 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
         ),
         (config(|config| config.epsilon = 0.0), "epsilon"),
         (
-            config(|config| config.epsilon = 1e-42),
-            "epsilon is 1e-42, no normal number of 32 bits",
+            config(|config| config.epsilon = 2e-42),
+            "e-42, no normal number of 32 bits",
         ),
     ] {
         let store = store(&file(&model), "");
