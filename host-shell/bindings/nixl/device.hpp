@@ -147,7 +147,8 @@ inline std::shared_ptr<open_device> open_file(uint64_t dev_id, const std::string
     if (file.get() < 0 || fstat(file.get(), &facts) != 0)
         refuse(path + " cannot be opened: " + std::string(strerror(errno)), "check the file", NVME_GPU_ERROR_FILE);
     bool is_writable = (flags & O_ACCMODE) == O_RDWR && !settings.is_read_only();
-    if (is_writable && end > static_cast<uint64_t>(facts.st_size) && ftruncate(file.get(), static_cast<off_t>(end)) != 0)
+    bool is_short = end > static_cast<uint64_t>(facts.st_size);
+    if (is_writable && is_short && ftruncate(file.get(), static_cast<off_t>(end)) != 0)
         refuse(path + " cannot have " + std::to_string(end) + " bytes: " + std::string(strerror(errno)),
                "make room for it", NVME_GPU_ERROR_FILE);
     if (!is_writable)

@@ -2,7 +2,7 @@
  * docs/guide/kv.md shows its use.
  *
  * NIXL loads the library, makes an engine for each agent, and calls the engine by its table of virtual functions. An
- * exception that left them would end the process, so each ends in a status, and its cause goes to the standard error. */
+ * exception that left them would end the process: each ends in a status, and its cause goes to the standard error. */
 
 #include "request.hpp"
 
@@ -188,7 +188,8 @@ private:
     std::shared_ptr<open_device> device_of(uint64_t id) const {
         auto found = devices_.find(id);
         if (found == devices_.end())
-            refuse("no device has devId " + std::to_string(id), "name it by the parameter device." + std::to_string(id));
+            refuse("no device has devId " + std::to_string(id),
+                   "name it by the parameter device" + (id == 0 ? "" : "." + std::to_string(id)));
         return found->second;
     }
 

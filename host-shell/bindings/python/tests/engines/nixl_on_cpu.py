@@ -6,6 +6,7 @@ What agents wrote is compared with the files, what they read with what was writt
 agents in threads, failures by their type, requests that are released in flight. Prints one line of JSON.
 """
 
+import ctypes
 import json
 import os
 import sys
@@ -42,8 +43,8 @@ def ended(agent, handle, limit=60):
     return state
 
 
-def moved(agent, operation, memory, storage, kind="BLOCK"):
-    lists = agent.get_xfer_descs(memory, "DRAM"), agent.get_xfer_descs(storage, kind)
+def moved(agent, operation, memory, storage, kind="BLOCK", memory_kind="DRAM"):
+    lists = agent.get_xfer_descs(memory, memory_kind), agent.get_xfer_descs(storage, kind)
     handle = agent.initialize_xfer(operation, *lists, agent.name)
     state = ended(agent, handle)
     agent.release_xfer_handle(handle)
@@ -98,7 +99,6 @@ def bytes_in_a_file(folder, seen):
 
 
 def failures(folder, seen):
-    assert raises(nixlBackendError, agent_on, "bad") is False
     assert raises(nixlBackendError, lambda: agent_on("bad", device="nonsense"))
     assert raises(nixlBackendError, lambda: agent_on("bad", device=f"file:{folder}/nothing"))
     assert raises(nixlBackendError, lambda: agent_on("bad", queues="many"))
@@ -157,7 +157,8 @@ def release_in_flight(seen):
         data = np.zeros(1 << 20, dtype=np.uint8)
         registered(one, data)
         one.register_memory([(0, 0, 0, "")], "BLOCK")
-        lists = one.get_xfer_descs(pages_of(data), "DRAM"), one.get_xfer_descs([(at, PAGE, 0) for at in range(0, 1 << 20, PAGE)], "BLOCK")
+        storage = [(at, PAGE, 0) for at in range(0, 1 << 20, PAGE)]
+        lists = one.get_xfer_descs(pages_of(data), "DRAM"), one.get_xfer_descs(storage, "BLOCK")
         handle = one.initialize_xfer("READ", *lists, one.name)
         begun = time.monotonic()
         assert one.transfer(handle) == "PROC" and one.check_xfer_state(handle) == "PROC"
@@ -186,6 +187,35 @@ def files(folder, seen):
     seen["files"] = len(numbers)
 
 
+def memory_of_a_gpu(seen):
+    """Where libcuda.so.1 is loaded: that of a GPU, or the stand-in."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
+    gpu, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+    out = np.random.default_rng(9).integers(0, 256, 4 << 20, dtype=np.uint8)
+    back = np.zeros_like(out)
+    cuda.cuInit(0)
+    cuda.cuDeviceGet(ctypes.byref(gpu), 0)
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)
+    cuda.cuCtxSetCurrent(context)
+    assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(out.nbytes)) == 0
+    start, size = memory, ctypes.c_size_t(out.nbytes)
+    assert cuda.cuMemcpyHtoD_v2(start, out.ctypes.data_as(ctypes.c_void_p), size) == 0
+    agent = agent_on("gpu", device="sim:mem?size=16MiB&queues=32", gpu=0)
+    agent.register_memory([(memory.value, out.nbytes, 0, "")], "VRAM")
+    agent.register_memory([(0, 0, 0, "")], "BLOCK")
+    pages = [(memory.value + at, PAGE, 0) for at in range(0, out.nbytes, PAGE)]
+    storage = [(at * 3, PAGE, 0) for at in range(0, out.nbytes, PAGE)]
+    assert moved(agent, "WRITE", pages, storage, memory_kind="VRAM") == "DONE"
+    assert cuda.cuMemsetD8_v2(start, ctypes.c_ubyte(0), size) == 0
+    assert moved(agent, "READ", pages, storage, memory_kind="VRAM") == "DONE"
+    assert cuda.cuMemcpyDtoH_v2(back.ctypes.data_as(ctypes.c_void_p), start, size) == 0
+    assert np.array_equal(back, out)
+    seen["pages_of_a_gpu"] = len(pages)
+
+
 def main(folder):
     agent = nixl_agent("list", nixl_agent_config(backends=[]))
     seen = {"plugins": agent.get_plugin_list(), "of_plugin": agent.get_plugin_mem_types("NVME_GPU")}
@@ -194,6 +224,7 @@ def main(folder):
     agents_in_threads(seen)
     release_in_flight(seen)
     files(folder, seen)
+    memory_of_a_gpu(seen)
     print(json.dumps(seen))
 
 
