@@ -372,20 +372,22 @@ mod tests {
     fn part_of_a_file_is_mapped_as_it_is() {
         let fd = rustix::fs::memfd_create("peer", MemfdFlags::CLOEXEC).unwrap();
         let file = File::from(fd.try_clone().unwrap());
-        file.set_len(4 << 12).unwrap();
-        file.write_all_at(b"peer", 8192).unwrap();
-        let pages = DmaPages::of_file(fd.try_clone().unwrap(), 8192, 4096).unwrap();
-        assert_eq!(pages.len(), 4096);
+        let page = host_page();
+        let end = u64::MAX - (page as u64 - 1);
+        file.set_len(4 * page as u64).unwrap();
+        file.write_all_at(b"peer", 2 * page as u64).unwrap();
+        let pages = DmaPages::of_file(fd.try_clone().unwrap(), 2 * page as u64, page).unwrap();
+        assert_eq!(pages.len(), page);
         // SAFETY: this is our own mapping, which nothing else uses.
         let first = unsafe { pages.start().cast::<[u8; 4]>().read() };
         assert_eq!(&first, b"peer");
         assert!(pages.file().is_none(), "not a file from its start on");
-        for (offset, bytes) in [(0, 0), (0, 100), (100, 4096), (u64::MAX - 4095, 4096)] {
+        for (offset, bytes) in [(0, 0), (0, 100), (100, page), (end, page)] {
             let refused = DmaPages::of_file(fd.try_clone().unwrap(), offset, bytes);
             assert!(refused.is_err(), "{bytes} bytes from {offset}");
         }
         let null = File::open("/dev/null").unwrap();
-        assert!(DmaPages::of_file(null.into(), 0, 4096).is_err());
+        assert!(DmaPages::of_file(null.into(), 0, page).is_err());
     }
 
     #[test]

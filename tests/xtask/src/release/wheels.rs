@@ -26,7 +26,8 @@ pub fn make(release: &Release) -> Result<Counts, Failure> {
         maturin.args(["--target", &architecture.target("gnu")]);
         maturin.arg("--manifest-path").arg(root().join(MANIFEST));
         maturin.arg("--out").arg(&release.artefacts);
-        maturin.env("CARGO_TARGET_DIR", target_dir());
+        // Its linker is another than that of the programs, so that in one folder each would build everything again.
+        maturin.env("CARGO_TARGET_DIR", target_dir().join("release-wheels"));
         check(maturin.envs(SETTINGS))?;
         let wheel = release.artefacts.join(name(architecture));
         let mut audit = release.tools.python("auditwheel");
