@@ -948,8 +948,8 @@ nvme_gpu_status nvme_gpu_version(struct nvme_gpu_versions *versions);
 uint32_t nvme_gpu_features(void);
 
 /*
- Opens a device: `sim:PATH`, `sim:mem?size=1GiB`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, a path that
- begins with `/` or `./`, or `stripe:DEVICE|DEVICE?stripe=128KiB`. UTF-8.
+ Opens a device: `sim:PATH`, `sim:mem?size=1GiB`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, a path with
+ a slash, the name of a file in the current folder, or `stripe:DEVICE|DEVICE?stripe=128KiB`. UTF-8.
 
  `gpu` is the number of a GPU, which submits the reads of rows itself (drives only), or -1. `options` may be
  NULL: defaults, and versions are not compared. On success `*store` is a handle for nvme_gpu_close(), else
