@@ -147,9 +147,11 @@ inline std::shared_ptr<open_device> open_file(uint64_t dev_id, const std::string
     if (file.get() < 0 || fstat(file.get(), &facts) != 0)
         refuse(path + " cannot be opened: " + std::string(strerror(errno)), "check the file", NVME_GPU_ERROR_FILE);
     bool is_writable = (flags & O_ACCMODE) == O_RDWR && !settings.is_read_only();
-    bool is_short = end > static_cast<uint64_t>(facts.st_size);
-    if (is_writable && is_short && ftruncate(file.get(), static_cast<off_t>(end)) != 0)
-        refuse(path + " cannot have " + std::to_string(end) + " bytes: " + std::string(strerror(errno)),
+    bool is_short = S_ISREG(facts.st_mode) && end > static_cast<uint64_t>(facts.st_size);
+    // Not ftruncate(), which would cut off what another process has added and written since fstat().
+    int failure = is_writable && is_short ? posix_fallocate(file.get(), static_cast<off_t>(end - 1), 1) : 0;
+    if (failure != 0)
+        refuse(path + " cannot have " + std::to_string(end) + " bytes: " + std::string(strerror(failure)),
                "make room for it", NVME_GPU_ERROR_FILE);
     if (!is_writable)
         settings.options.flags = (settings.options.flags & ~uint32_t{NVME_GPU_ALLOW_WRITE}) | NVME_GPU_READ_ONLY;

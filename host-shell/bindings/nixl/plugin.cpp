@@ -10,28 +10,27 @@
 
 namespace nvme_gpu_nixl {
 
-/* The files of an agent by their devId, by which NIXL finds them: one that is named by its path has its devId for
- * itself, or NIXL would take one file for another. */
+/* The files of an agent by their devId. NIXL finds a registered file by its devId alone, so two paths may not share one;
+ * ranges of one file may. */
 class file_ids {
 public:
-    void add(uint64_t id, bool is_path) {
+    /* `path` is empty for a file that `id` is the number of. */
+    void add(uint64_t id, const std::string &path) {
         std::lock_guard held(lock_);
-        auto [found, is_new] = ids_.try_emplace(id, is_path ? PATH : 0);
-        if (!is_new && (is_path || found->second == PATH))
+        auto &[known, ranges] = ids_.try_emplace(id, path, 0).first->second;
+        if (known != path)
             refuse("devId " + std::to_string(id) + " is that of another file", "give each path its own devId");
-        found->second += is_path ? 0 : 1;
+        ++ranges;
     }
     void remove(uint64_t id) {
         std::lock_guard held(lock_);
-        auto found = ids_.find(id);
-        if (found->second == PATH || --found->second == 0)
-            ids_.erase(found);
+        if (--ids_.at(id).second == 0)
+            ids_.erase(id);
     }
 
 private:
-    static constexpr int64_t PATH = -1;
     std::mutex lock_;
-    std::unordered_map<uint64_t, int64_t> ids_;
+    std::unordered_map<uint64_t, std::pair<std::string, int64_t>> ids_;
 };
 
 /* A registered range. Memory needs nothing but its kind; storage has its device, a file its devId. */
@@ -40,7 +39,8 @@ public:
     memory_region(const nixlBlobDesc &desc, nixl_mem_t kind, file_ids &ids)
         : nixlBackendMD(true), first(desc.addr), bytes(desc.len), id(desc.devId) {
         if (kind == FILE_SEG) {
-            ids.add(id, path_modes(desc.metaInfo).has_value());
+            auto modes = path_modes(desc.metaInfo);
+            ids.add(id, modes ? desc.metaInfo.substr(modes->size() + 1) : "");
             files_ = &ids;
         }
     }

@@ -6,8 +6,8 @@
 //!
 //! DEVICE is overwritten: a simulated drive. Without numbers the layers have 128 experts of 2,880 x 2,880, of which a
 //! token uses 4 (the geometry of gpt-oss-120b, which has 36 layers). FORMAT: `q4_0`, or `mxfp4` with the activation of
-//! gpt-oss. Weights are random; logits come from a generator that prefers some experts. Caches hold 1, 1/2, 1/4, 1/8 and 1/16 of all experts, as far as a token fits.
-//! The last token of each is compared with the CPU's result.
+//! gpt-oss. Weights are random; logits come from a generator that prefers some experts. Caches hold 1, 1/2, 1/4, 1/8 and
+//! 1/16 of all experts, as far as a token fits. The last token of each is compared with the CPU's result.
 //!
 //! One line of JSON for each cache: tokens a second, bytes a token, and the number of choices that were in the cache.
 // UNSAFETY: launches over this program's own memory.

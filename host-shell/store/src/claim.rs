@@ -49,7 +49,7 @@ impl std::fmt::Debug for RangeClaim {
 
 impl Store {
     /// Claims `bytes` bytes from byte `offset` on. The same range may be claimed several times: who may change it is for
-    /// its owners to settle. Claims of one file by other processes count as well.
+    /// its owners to settle. Claims of one file by other processes count as well, and of a stripe those by this store.
     ///
     /// # Errors
     /// [`Error::Usage`] for a range that overlaps a claimed one in part: each would write over the other's bytes.
@@ -93,13 +93,18 @@ impl Store {
 
 impl Drop for RangeClaim {
     fn drop(&mut self) {
-        let (number, process) = (self.number, self.process);
-        lock(&CLAIMED).retain(|one| one.number != number || one.process != process);
+        // Not in a child of a fork: another thread of its parent may have held the lock.
+        if self.process == ProcessMark::here() {
+            lock(&CLAIMED).retain(|one| one.number != self.number || one.process != self.process);
+        }
     }
 }
 
 fn overlapping(range: &Range<u64>, other: &Range<u64>, place: &str) -> Error {
-    let bytes = |range: &Range<u64>| range.end.saturating_sub(range.start);
+    let bytes = |range: &Range<u64>| match range.end {
+        u64::MAX => "all".to_owned(),
+        end => end.saturating_sub(range.start).to_string(),
+    };
     Error::usage(
         format!(
             "the {} bytes from byte {} on overlap {} bytes from byte {} on, which are in use {place}",

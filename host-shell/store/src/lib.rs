@@ -75,6 +75,7 @@ use nvme_driver::error::{Error, Result};
 use nvme_driver::sysfs::SysfsHost;
 use space::StoreSpace;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -143,7 +144,7 @@ impl Store {
         if let Some(rest) = device.strip_prefix("joined:") {
             return Self::join(open_all(rest, options)?);
         }
-        if let Some(path) = file_path(device) {
+        if let Some(path) = path_of_file(device) {
             let member = file::open(path, options)?;
             return Ok(Self::of(member));
         }
@@ -448,11 +449,12 @@ impl Store {
     }
 }
 
-/// Returns the path of `file:PATH`, or of a text that is a path: one with a slash, or the name of a file that is there.
-fn file_path(device: &str) -> Option<&str> {
+/// Returns the path of a device that is a file, as [`Store::open`] takes its name: `file:PATH`, a text with a slash, or the
+/// name of a file that is there.
+pub fn path_of_file(device: &str) -> Option<&str> {
     let is_path = match device.find(['/', ':']) {
         Some(at) => device[at..].starts_with('/'),
-        None => std::path::Path::new(device).is_file(),
+        None => Path::new(device).is_file(),
     };
     match device.strip_prefix("file:") {
         Some(path) => Some(path),

@@ -209,13 +209,14 @@ fn names_of_devices_are_checked() {
 #[test]
 fn a_text_with_a_slash_is_a_path_and_one_with_a_colon_before_it_a_device() {
     for path in ["/a", "./a", "../a", "a/b", "a/b:c", "~/a"] {
-        assert_eq!(file_path(path), Some(path));
+        assert_eq!(path_of_file(path), Some(path));
     }
     // The tests run in the folder of their package.
-    assert_eq!(file_path("Cargo.toml"), Some("Cargo.toml"));
-    assert_eq!(file_path("file:a"), Some("a"));
+    for (device, path) in [("Cargo.toml", "Cargo.toml"), ("file:a", "a")] {
+        assert_eq!(path_of_file(device), Some(path));
+    }
     for device in ["", "nvme0", "nothing.img", "src", "sim:/a", "vfio-user:./a"] {
-        assert_eq!(file_path(device), None);
+        assert_eq!(path_of_file(device), None);
     }
 }
 

@@ -174,8 +174,11 @@ fn clients_come_one_after_another_and_may_die() {
         client.wait().unwrap();
         // The next client finds a controller that has been reset, and its own data.
         let input = bytes(&folder.file("in", 100 * BLOCK, round + 2));
-        folder.ok(&["write", "-d", &device, "--lba", "130", "--in", "in"]);
-        folder.ok(&["compare", "-d", &device, "--lba", "130", "--in", "in"]);
+        // The flush of the write waits for the machine's disk, on which others may write gigabytes.
+        for command in ["write", "compare"] {
+            let words = [command, "-d", &device, "--lba", "130", "--in", "in"];
+            folder.ok(&[&words[..], &["--timeout-ms", "120000"]].concat());
+        }
         let written = &bytes(&image)[130 * BLOCK..230 * BLOCK];
         assert!(written == input, "round {round}");
     }

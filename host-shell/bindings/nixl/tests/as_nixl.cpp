@@ -182,9 +182,10 @@ static void engine_fails(const nixl_b_params_t &parameters) {
 
 /* What cannot be obeyed is refused, and nothing of its request is sent. */
 static void bad_requests_are_refused() {
-    for (const auto &[name, text] : nixl_b_params_t{{"device", "nonsense"}, {"device.0", "sim:mem"}, {"device.x", "sim:mem"},
-                                                    {"queues", "many"}, {"queues", "5000"}, {"queue", "1"}, {"gpu", "-2"},
-                                                    {"read_only", "perhaps"}, {"release_ms", "1s"}})
+    const std::vector<std::pair<std::string, std::string>> wrong = {
+        {"device", "nonsense"}, {"device.0", "sim:mem"}, {"device.x", "sim:mem"},   {"queues", "many"},  {"queues", "5000"},
+        {"queue", "1"},         {"gpu", "-2"},           {"read_only", "perhaps"}, {"release_ms", "1s"}};
+    for (const auto &[name, text] : wrong)
         engine_fails({{name, text}});
     engine_fails({{"device", "file:" + folder + "/nothing"}});
     engine_fails({{"device", "sim:mem"}, {"device.1", "sim:mem?size=1XB"}});

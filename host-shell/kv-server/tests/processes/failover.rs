@@ -174,7 +174,8 @@ fn an_owner_that_is_stopped_makes_misses_and_typed_errors() {
     assert!(owner.ask("owner").starts_with("owner"));
 }
 
-/// An area that begins where the pages of another one will be: it meets no owner at its own socket, and its begin is blank.
+/// A second area begins among the first one's pages: its socket has no owner and its first bytes are blank, so that only the
+/// claim refuses it.
 #[test]
 fn an_area_that_overlaps_another_processs_is_refused() {
     let scratch = Scratch::new();

@@ -23,12 +23,16 @@ impl RangeLock {
     /// The range that another opening of the file has locked, if it overlaps `range` and is another one; and any that is
     /// locked exclusively, as a simulator does with its image.
     pub fn take(file: &File, range: Range<u64>) -> Result<Option<Self>, Range<u64>> {
+        if range.is_empty() {
+            // A length of 0 would lock all that follows.
+            return Ok(None);
+        }
         let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let Some(file) = again.ok() else {
             return Ok(None);
         };
         let taken = call(&file, libc::F_OFD_SETLK, libc::F_RDLCK, &range);
-        // Of those who ask at the same time each finds the other: locked first, and then looked for.
+        // Lock first, then look: of two processes that ask at the same time, each then sees the other's lock.
         let found = call(&file, libc::F_OFD_GETLK, libc::F_WRLCK, &range).ok();
         let is_free = |found: &libc::flock| found.l_type == libc::F_UNLCK as libc::c_short;
         let other = found.filter(|found| !is_free(found));
@@ -49,8 +53,8 @@ impl RangeLock {
 
 impl Drop for RangeLock {
     fn drop(&mut self) {
-        // A child of a fork shares the lock, which would otherwise last as long as the child; and only the process that
-        // took it gives it back.
+        // A forked child keeps the open file, so that closing it here would leave the lock until the child ends. A child
+        // must not unlock for its parent.
         if self.process == ProcessMark::here() {
             let _ = call(&self.file, libc::F_OFD_SETLK, libc::F_UNLCK, &self.range);
         }
@@ -113,8 +117,9 @@ mod tests {
         assert_eq!(take(150..300).err(), Some(100..200));
         drop(same);
         assert!(take(150..300).unwrap().is_some());
-        // Ranges that no file has are not locked.
-        assert!(take(0..u64::MAX).unwrap().is_none());
+        // Ranges that no file has are not locked, nor is one without bytes.
+        assert!(take(0..u64::MAX).unwrap().is_none() && take(400..400).unwrap().is_none());
+        assert!(take(500..600).unwrap().is_some());
         std::fs::remove_file(&path).unwrap();
     }
 }

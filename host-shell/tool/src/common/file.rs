@@ -219,25 +219,6 @@ pub fn check_output(path: &Path, files: &CommandFiles) -> Result<()> {
     }
 }
 
-/// Checks that two outputs of a command are not one file, of which only the second would be left.
-pub fn check_two(one: (&str, Option<&Path>), other: (&str, Option<&Path>)) -> Result<()> {
-    let named = |path: &Path| {
-        fs::canonicalize(path)
-            .or_else(|_| std::path::absolute(path))
-            .ok()
-    };
-    let is_file = |path: &Path| fs::metadata(path).map_or(true, |found| found.is_file());
-    match (one.1, other.1) {
-        (Some(first), Some(second)) if named(first) == named(second) && is_file(first) => {
-            Err(Error::usage(
-                format!("{} and {} are both {}", one.0, other.0, first.display()),
-                "name a file for each",
-            ))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Writes all of an output at once.
 pub fn write_whole(path: &Path, bytes: &[u8], files: &CommandFiles) -> Result<()> {
     let mut out = OutputFile::create(Some(path), files)?;

@@ -8,6 +8,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 use nvme_host::catalog;
 use nvme_host::files::open_regular;
+use nvme_host::store::path_of_file;
 use nvme_host::units::parse_bytes;
 use nvme_host::{Error, Result, Store, StoreOptions};
 use serde_json::{Value, json};
@@ -87,8 +88,7 @@ impl ImportCommand {
 
     fn store(&self, files: &CommandFiles) -> Result<Store> {
         let (device, options) = (&self.places.device, self.places.options(&self.write));
-        let is_file = device.starts_with(['/', '.']) || device.starts_with("file:");
-        if is_file {
+        if path_of_file(device).is_some() {
             return Store::open(device, &options);
         }
         files.about_to_open(device);

@@ -2,7 +2,7 @@
 //! launch or more; one with lost commands is transferred again in smaller chunks, after the host has
 //! recovered the queues.
 
-use crate::common::file::write_whole;
+use crate::common::file::{check_output, write_whole};
 use crate::common::images::CommandFiles;
 use crate::common::{NamespaceArgs, check_stop, duration, number, progress, some_bytes};
 use crate::gpu::reconnecting::{self, MOST_FAILURES, ReconnectingSession, SessionSource};
@@ -166,10 +166,11 @@ impl TransferArgs {
 }
 
 impl GpuArgs {
-    /// Makes kernels record events, if the user asked for it.
-    pub fn record(&self, session: &mut GpuSession) -> Result<()> {
+    /// Makes kernels record events, if the user asked for it. Nothing has run then that a file that cannot be made would
+    /// lose.
+    pub fn record(&self, files: &CommandFiles, session: &mut GpuSession) -> Result<()> {
         match &self.trace {
-            Some(_) => session.record(),
+            Some(path) => check_output(path, files).and_then(|()| session.record()),
             None => Ok(()),
         }
     }

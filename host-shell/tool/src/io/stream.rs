@@ -202,7 +202,7 @@ impl StreamCommand {
             .verify
             .then(|| session.controller().namespace(nsid))
             .transpose()?;
-        self.gpu.record(&mut session)?;
+        self.gpu.record(files, &mut session)?;
         let mut totals = TransferTotals::default();
         let (mut done, mut unit) = (0, 0);
         while done < commands {

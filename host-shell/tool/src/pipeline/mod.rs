@@ -4,7 +4,7 @@
 mod report;
 
 use crate::bench::plot;
-use crate::common::file::{check_output, check_two};
+use crate::common::file::check_output;
 use crate::common::images::CommandFiles;
 use crate::common::{
     CommandTimeout, NamespaceId, OutputForm, WriteArgs, duration, images, number, output, progress,
@@ -138,8 +138,6 @@ impl From<NameArg> for PipelineName {
 
 impl PipelineCommand {
     pub fn run(self, files: &CommandFiles) -> Result<()> {
-        let (plot, trace) = (self.plot.as_deref(), self.trace.as_deref());
-        check_two(("--plot", plot), ("--trace", trace))?;
         for path in [&self.plot, &self.trace].into_iter().flatten() {
             check_output(path, files)?;
         }

@@ -5,6 +5,7 @@ use super::place::IndexPlace;
 use crate::common::images::CommandFiles;
 use crate::common::{WriteArgs, check_stop, number, output, progress, say};
 use clap::Args;
+use nvme_host::store::path_of_file;
 use nvme_host::{Error, Result, Store, units};
 use nvme_search::{
     BuildOptions, BuildPhase, HEADER_BYTES, IndexHeader, MOST_DEGREE, MOST_ELEMENTS,
@@ -133,10 +134,8 @@ impl BuildCommand {
 
     /// Creates the file for the index, if it does not exist.
     fn create(&self, source: &VectorSource, options: BuildOptions) -> Result<Option<PathBuf>> {
-        let path = match self.device.strip_prefix("file:") {
-            Some(path) => Path::new(path),
-            None if self.device.starts_with(['/', '.']) => Path::new(&self.device),
-            None => return Ok(None),
+        let Some(path) = path_of_file(&self.device).map(Path::new) else {
+            return Ok(None);
         };
         if path.exists() {
             return Ok(None);
@@ -162,8 +161,7 @@ impl BuildCommand {
     fn store(&self, files: &CommandFiles) -> Result<Store> {
         let mut options = self.place.options(QUEUES);
         options.allow_write = self.write.allow_write;
-        let is_file = self.device.starts_with(['/', '.']) || self.device.starts_with("file:");
-        if is_file {
+        if path_of_file(&self.device).is_some() {
             return Store::open(&self.device, &options);
         }
         files.about_to_open(&self.device);

@@ -3,7 +3,7 @@
 
 use super::input::InputArgs;
 use super::place::IndexPlace;
-use crate::common::file::{OutputFile, check_two};
+use crate::common::file::OutputFile;
 use crate::common::images::CommandFiles;
 use crate::common::{WriteArgs, check_stop, images, npy, number, output, progress};
 use clap::Args;
@@ -152,12 +152,11 @@ impl QueryCommand {
 
     /// Opens the files of ids and of distances.
     fn outputs(&self, files: &CommandFiles) -> Result<[Option<OutputFile>; 2]> {
-        let named = [&self.out_ids, &self.out_distances].map(Option::as_deref);
-        let [ids, distances] = named;
-        check_two(("--out-ids", ids), ("--out-distances", distances))?;
-        let [ids, distances] =
-            named.map(|path| path.map(|path| npy::create(path, files)).transpose());
-        Ok([ids?, distances?])
+        let open = |path: &Option<PathBuf>| {
+            let path = path.as_deref();
+            path.map(|path| npy::create(path, files)).transpose()
+        };
+        Ok([open(&self.out_ids)?, open(&self.out_distances)?])
     }
 
     fn store(&self, files: &CommandFiles) -> Result<Store> {

@@ -59,14 +59,14 @@ fn outputs_that_cannot_be_made_are_known_before_the_work() {
         4 | bench -d sim:missing --gather --plot no/such.svg | no/such.svg
         4 | pipeline streamed-batch-processing -d sim:missing --trace no/such.json | no/such.json
         4 | pipeline streamed-batch-processing -d sim:missing --plot no/such.svg | no/such.svg
-        2 | pipeline streamed-batch-processing -d sim:missing --plot x.svg --trace ./x.svg | are both
+        2 | pipeline streamed-batch-processing -d sim:missing --plot x.svg --trace ./x.svg | would be written over
         4 | generate missing.gguf -p x --logits no/such.npy | no/such.npy
         4 | generate missing.gguf -p x --logits folder | not a folder
         2 | generate missing.gguf -p x --logits - | name a file
         4 | search query -d sim:missing --out-ids no/such.npy | no/such.npy
         4 | search query -d sim:missing --out-distances no/such.npy | no/such.npy
-        2 | search query -d sim:missing --out-ids x --out-distances ./x | are both
-        2 | search query -d sim:missing --out-ids disk.img --out-distances link | are both
+        2 | search query -d sim:missing --out-ids x --out-distances ./x | would be written over
+        2 | search query -d sim:missing --out-ids disk.img --out-distances link | would be written over
         2 | pack folder folder/image | packed into itself
         2 | pack . image | packed into itself
         2 | generate '' -p x | no value for

@@ -197,9 +197,9 @@ pub struct LaneConstants {
     pub from: [u32; MOST_COPIES as usize],
     /// A bit for each copy that a full chunk of a full tile has.
     pub has: u32,
-    /// Offset in a stage of the lane's first word of row `lane / 4`; and of the words that it needs a part of, if those
-    /// of the format are elsewhere in rows that begin in the middle of a word.
+    /// Offset in a stage of the lane's first word of row `lane / 4`.
     pub words: u32,
+    /// The same, [`UnitFormat::FURTHER`] bytes later where the row begins in the middle of a word.
     pub beside: u32,
     /// Shift in bits between those words and the units: 16, or 32 if rows begin in the middle of a word.
     pub bits: u32,

@@ -34,7 +34,7 @@ pub fn test(_: &Release) -> Result<Counts, Failure> {
     let mut counts = Counts::default();
     for page in PAGES {
         let mut tests = command("test", page);
-        // With pages that the machine does not have, qemu-user ends where a panic reads its own program for one.
+        // With a page size that is not the machine's, qemu-user crashes when a panic reads the program to print a backtrace.
         tests.env("RUST_BACKTRACE", "0");
         tests.args(["--quiet", "--lib"]);
         for package in PACKAGES {

@@ -108,10 +108,10 @@ def _files(device: str) -> list[tuple[str, int, int]]:
     if device.startswith("stripe:"):
         members = device[len("stripe:") :].rsplit("?stripe=", 1)[0].split("|")
         return [file for one in members for file in _files(one)]
-    is_path = device.startswith(("/", "./"))
-    if not is_path and not device.startswith("file:"):
+    # A text without a colon before its first slash is a path, as Store.open has it.
+    if not device.startswith("file:") and ":" in device.partition("/")[0]:
         return []
-    found = os.stat(device if is_path else device[len("file:") :])
+    found = os.stat(device.removeprefix("file:"))
     return [(socket.gethostname(), found.st_dev, found.st_ino)]
 
 

@@ -200,7 +200,10 @@ def engines() -> list[dict[str, str]]:
 def nixl_finding(version: str) -> dict[str, str]:
     """Whether NIXL finds the back end, and the loader its libraries."""
     finding = {"subject": "key and value caches", "check": f"NIXL {version}", "status": "ok", "text": "", "remedy": ""}
-    path = os.path.join(os.environ.get("NIXL_PLUGIN_DIR", ""), "libplugin_NVME_GPU.so")
+    folder = os.environ.get("NIXL_PLUGIN_DIR")
+    if not folder:
+        return {**finding, "text": "NIXL_PLUGIN_DIR is not set, and a link in NIXL's own folder is not looked for"}
+    path = os.path.join(folder, "libplugin_NVME_GPU.so")
     try:
         if not os.path.exists(path):
             raise FileNotFoundError("NIXL_PLUGIN_DIR names no folder with libplugin_NVME_GPU.so")

@@ -213,6 +213,9 @@ class PageWorker(OffloadingWorker):
             job.pending = move(self._keys([place.key for place in places]), pages, stream=stream)
         except NvmeGpuError as error:
             job.error = error
+        except torch.cuda.OutOfMemoryError as error:
+            # Blocks that a load does not name take memory. vLLM computes the chunks of a load that failed.
+            job.error = NvmeGpuError(str(error), "leave more of the GPU's memory free", "environment")
         if stream is not None:
             job.event = torch.cuda.Event()
             job.event.record(stream)
