@@ -161,16 +161,18 @@ def test_the_doctor_looks_for_the_back_end_of_nixl(capsys, monkeypatch, tmp_path
     monkeypatch.setattr(areas.importlib.metadata, "version", {"nixl": "1.5.1"}.get)
     monkeypatch.delenv("NIXL_PLUGIN_DIR", raising=False)
     seen = []
-    for named in (None, "a text", command_line._native.__file__):
+    for named in (None, "", "a text", command_line._native.__file__):
         library = tmp_path / "libplugin_NVME_GPU.so"
         if named is not None:
             monkeypatch.setenv("NIXL_PLUGIN_DIR", str(tmp_path))
+        if named:
             library.unlink(missing_ok=True)
             library.write_text(named) if named == "a text" else library.symlink_to(named)
         lines = answer(capsys, monkeypatch, "doctor", "--engines")[1].out.splitlines()
         seen += [line for line in lines if "NIXL 1.5.1" in line]
-    assert [line.split()[0] for line in seen] == ["warning", "warning", "ok"]
-    assert "NIXL_PLUGIN_DIR names no folder" in seen[0] and seen[1].endswith("build it as docs/guide/kv.md says")
+    assert [line.split()[0] for line in seen] == ["ok", "warning", "warning", "ok"]
+    assert "NIXL_PLUGIN_DIR is not set" in seen[0] and "NIXL_PLUGIN_DIR names no folder" in seen[1]
+    assert seen[2].endswith("build it as docs/guide/kv.md says")
 
 
 @pytest.mark.parametrize("words", [["demo", "--ids", "0"], ["demo", "--rows", "0"], ["frob"], []])
