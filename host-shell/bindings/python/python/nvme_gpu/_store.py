@@ -159,7 +159,8 @@ def open(
     """Opens a device.
 
     ``device``: ``sim:PATH?size=1GiB`` or ``sim:mem?size=1GiB`` (a simulated drive), ``file:PATH``, a path with a slash, the
-    name of a file that is there, or a :class:`pathlib.Path`, ``vfio:BDF``, ``vfio-user:SOCKET``, or ``stripe:DEVICE|DEVICE?stripe=128KiB``.
+    name of a file that is there, or a :class:`pathlib.Path`, ``vfio:BDF``, ``vfio-user:SOCKET``, or
+    ``stripe:DEVICE|DEVICE?stripe=128KiB``.
 
     ``gpu``: the number of the GPU that gathers by itself, as CUDA counts it; None: the CPU gathers.
     ``queues``, ``depth``: queue pairs for the CPU, and commands in flight of each, 1 to 4095. ``gpu_queues``: queue
