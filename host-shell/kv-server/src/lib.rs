@@ -5,6 +5,7 @@
 //! the client that calls next, which recovers the store as after a crash.
 //!
 //! - [`SharedPageStore`]: the store of a process, whichever role it has.
+//! - [`OpenedArea`]: pages of a process that shares them, or has them for itself.
 //! - [`message`]: requests and replies, with their limits.
 //!
 //! Here belongs what processes say to each other. Pages, their checks and their journal are in `nvme-kv`.
@@ -12,10 +13,12 @@
 
 mod client;
 pub mod message;
+mod opened;
 mod place;
 mod server;
 mod shared;
 mod socket;
 mod window;
 
+pub use opened::{AreaPins, OpenedArea};
 pub use shared::{SharedPageStore, SharedPins, SharedRequest};

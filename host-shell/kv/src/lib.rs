@@ -5,6 +5,7 @@
 //!
 //! - [`PageStore`]: pages by key, in an area of a drive.
 //! - [`ModelFingerprint`]: what pages depend on besides their tokens; it is in every key.
+//! - `on_gpu`: pages in memory of a GPU, with the feature `cuda`.
 //! - [`mod@format`]: the structures on the drive, which docs/kv-format.md describes.
 //!
 //! Nothing that is read from the drive is trusted. A page is either what was stored, or an error; where
@@ -21,6 +22,8 @@ mod key;
 mod layout;
 mod load;
 mod medium;
+#[cfg(feature = "cuda")]
+pub mod on_gpu;
 mod record;
 mod recovery;
 mod shared_index;

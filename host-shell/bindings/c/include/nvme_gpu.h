@@ -835,36 +835,6 @@ typedef struct nvme_gpu_pages_options {
 } nvme_gpu_pages_options;
 
 /*
- One page of a call.
- */
-typedef struct nvme_gpu_page {
-  /*
-   Key by nvme_gpu_pages_key().
-   */
-  uint8_t key[NVME_GPU_PAGE_KEY_BYTES];
-  /*
-   Host memory of the page.
-   */
-  void *data;
-  /*
-   Bytes of the page, or of the room for it.
-   */
-  size_t bytes;
-  /*
-   Written by nvme_gpu_pages_get(): bytes of the page that was loaded.
-   */
-  size_t length;
-  /*
-   Written at the end: NVME_GPU_OK, NVME_GPU_ERROR_PAGE_MISSING and so on, or why it failed.
-   */
-  nvme_gpu_status status;
-  /*
-   0.
-   */
-  uint32_t reserved;
-} nvme_gpu_page;
-
-/*
  Counts since pages were opened.
  */
 typedef struct nvme_gpu_pages_statistics {
@@ -904,7 +874,45 @@ typedef struct nvme_gpu_pages_statistics {
    Pages that were not stored because the drive failed.
    */
   uint64_t failed;
+  /*
+   Pages that the GPU has read and checked itself; the CPU moves those of files and stripes.
+   */
+  uint64_t loaded_by_gpu;
+  /*
+   Pages that the GPU has written itself.
+   */
+  uint64_t stored_by_gpu;
 } nvme_gpu_pages_statistics;
+
+/*
+ One page of a call.
+ */
+typedef struct nvme_gpu_page {
+  /*
+   Key by nvme_gpu_pages_key().
+   */
+  uint8_t key[NVME_GPU_PAGE_KEY_BYTES];
+  /*
+   Memory of the page, of the host or of the GPU that the store was opened with.
+   */
+  void *data;
+  /*
+   Bytes of the page, or of the room for it.
+   */
+  size_t bytes;
+  /*
+   Written by nvme_gpu_pages_get(): bytes of the page that was loaded.
+   */
+  size_t length;
+  /*
+   Written at the end: NVME_GPU_OK, NVME_GPU_ERROR_PAGE_MISSING and so on, or why it failed.
+   */
+  nvme_gpu_status status;
+  /*
+   0.
+   */
+  uint32_t reserved;
+} nvme_gpu_page;
 
 
 
@@ -1366,25 +1374,6 @@ nvme_gpu_status nvme_gpu_pages_key(const struct nvme_gpu_pages_t *pages,
                                    uint8_t *key);
 
 /*
- Stores `count` pages. A page whose status is NVME_GPU_OK is found from now on, also after a power cut; one of the same
- key that was there stays. Each entry gets its status; returns that of the first one that failed, the others were carried
- out all the same. Errors of an entry: NVME_GPU_ERROR_PAGE_IN_PROGRESS, NVME_GPU_ERROR_PAGE_NO_ROOM, those of the device.
- */
-nvme_gpu_status nvme_gpu_pages_put(struct nvme_gpu_pages_t *pages,
-                                   struct nvme_gpu_page *entries,
-                                   size_t count);
-
-/*
- Loads `count` pages. `length` of each entry is the bytes of its page, which is what was stored; memory of an entry
- that failed has no page. Each entry gets its status, as in nvme_gpu_pages_put(). Errors of an entry:
- NVME_GPU_ERROR_PAGE_MISSING and NVME_GPU_ERROR_PAGE_LOST, where the page should be computed; NVME_GPU_ERROR_USAGE for too
- little room; those of the device. Memory of two entries may not overlap.
- */
-nvme_gpu_status nvme_gpu_pages_get(struct nvme_gpu_pages_t *pages,
-                                   struct nvme_gpu_page *entries,
-                                   size_t count);
-
-/*
  Writes to `*found` how many of `count` keys, from the first one on, have a page without a gap. A page may make room for
  another one before it is loaded. `keys` has NVME_GPU_PAGE_KEY_BYTES bytes for each.
  */
@@ -1404,6 +1393,45 @@ nvme_gpu_status nvme_gpu_pages_remove(struct nvme_gpu_pages_t *pages, const uint
  */
 nvme_gpu_status nvme_gpu_pages_stats(const struct nvme_gpu_pages_t *pages,
                                      struct nvme_gpu_pages_statistics *statistics);
+
+/*
+ Opens the pages of an area of `device` that processes share, as ranks of an inference server do. The first process owns
+ the area: it opens the device with `open`, as nvme_gpu_open() does (NULL for defaults; no GPU), and serves the others
+ over a socket in `directory` (NULL: a folder of the user). When it ends, the process that calls next replaces it, and
+ nothing that was committed is lost. Pages lie in host memory. `options` as for nvme_gpu_pages_open(), without
+ NVME_GPU_PAGES_ALWAYS. Errors: those of nvme_gpu_pages_open(); NVME_GPU_ERROR_TIMEOUT if no owner answers;
+ NVME_GPU_ERROR_MISMATCH for an owner with pages of another model or size.
+ */
+nvme_gpu_status nvme_gpu_pages_share(const char *device,
+                                     const struct nvme_gpu_options *open,
+                                     const struct nvme_gpu_pages_options *options,
+                                     const char *directory,
+                                     struct nvme_gpu_pages_t **pages);
+
+/*
+ Stores `count` pages. A page whose status is NVME_GPU_OK is found from now on, also after a power cut; one of the same
+ key that was there stays. Each entry gets its status; returns that of the first one that failed, the others were carried
+ out all the same. Pages of one call lie in host memory, or all in memory of the GPU that the store was opened with: they
+ are taken when the work before them in `stream` has ended, and this call waits. NVME_GPU_ERROR_UNFINISHED: it has not
+ ended in time, and its memory must stay valid. `stream` is NULL for the default stream, and unused for host memory.
+ Errors of an entry: NVME_GPU_ERROR_PAGE_IN_PROGRESS, NVME_GPU_ERROR_PAGE_NO_ROOM, those of the device.
+ */
+nvme_gpu_status nvme_gpu_pages_put(struct nvme_gpu_pages_t *pages,
+                                   struct nvme_gpu_page *entries,
+                                   size_t count,
+                                   nvme_gpu_stream stream);
+
+/*
+ Loads `count` pages. `length` of each entry is the bytes of its page, which is what was stored; memory of an entry
+ that failed has no page. Each entry gets its status, as in nvme_gpu_pages_put(). Errors of an entry:
+ NVME_GPU_ERROR_PAGE_MISSING and NVME_GPU_ERROR_PAGE_LOST, where the page should be computed; NVME_GPU_ERROR_USAGE for too
+ little room; those of the device. Memory of two entries may not overlap. Memory of a GPU and `stream` as for
+ nvme_gpu_pages_put(): pages are read and checked on the GPU, and memory of an entry that failed is zeros.
+ */
+nvme_gpu_status nvme_gpu_pages_get(struct nvme_gpu_pages_t *pages,
+                                   struct nvme_gpu_page *entries,
+                                   size_t count,
+                                   nvme_gpu_stream stream);
 
 #ifdef __cplusplus
 }  // extern "C"

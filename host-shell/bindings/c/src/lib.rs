@@ -22,8 +22,12 @@ pub mod device;
 pub mod halves;
 pub mod handles;
 pub mod insight;
+#[cfg(feature = "cuda")]
+mod kept;
 pub mod memory;
 pub mod opened;
+pub mod page_calls;
+pub mod page_sharing;
 pub mod pages;
 pub mod pending;
 pub mod process;

@@ -2,18 +2,20 @@
 // UNSAFETY: functions of the C interface, over memory that C vouches for.
 #![allow(unsafe_code)]
 
-use crate::border::{Answer, Sized0, call, give, null, put, take, text, value};
+use crate::border::{Answer, Sized0, call, give, put, take, text, value};
 use crate::handles::OpenHandles;
-use crate::memory::{CallLocation, CallMemory, place};
+use crate::memory::CallMemory;
 use crate::opened::{OpenedStore, StoreHandle, open_in, opened};
 use crate::status::{
-    CallFailure, NVME_GPU_ERROR_CHANGED, NVME_GPU_ERROR_INTERNAL, NVME_GPU_ERROR_MISMATCH,
-    NVME_GPU_ERROR_PAGE_IN_PROGRESS, NVME_GPU_ERROR_PAGE_LOST, NVME_GPU_ERROR_PAGE_MISSING,
-    NVME_GPU_ERROR_PAGE_NO_ROOM, NVME_GPU_ERROR_USAGE, NVME_GPU_OK, NVME_GPU_ROW_NOT_RUN,
-    nvme_gpu_status,
+    CallFailure, NVME_GPU_ERROR_CHANGED, NVME_GPU_ERROR_DEVICE, NVME_GPU_ERROR_ENVIRONMENT,
+    NVME_GPU_ERROR_FILE, NVME_GPU_ERROR_GONE, NVME_GPU_ERROR_INTERNAL, NVME_GPU_ERROR_INTERRUPTED,
+    NVME_GPU_ERROR_MISMATCH, NVME_GPU_ERROR_PAGE_LOST, NVME_GPU_ERROR_PAGE_MISSING,
+    NVME_GPU_ERROR_SYSTEM, NVME_GPU_ERROR_TIMEOUT, NVME_GPU_ERROR_UNFINISHED,
+    NVME_GPU_ERROR_UNSUPPORTED, NVME_GPU_ERROR_USAGE, nvme_gpu_status,
 };
 use nvme_host::Store;
-use nvme_kv::{AreaRequest, KvError, ModelFingerprint, PageKey, PageStore, StoreOutcome};
+use nvme_kv::{AreaRequest, KvError, ModelFingerprint, PageKey, PageStore};
+use nvme_kv_server::OpenedArea;
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
@@ -33,10 +35,37 @@ pub struct PagesHandle {
 
 /// Object of a handle of pages.
 pub struct OpenedPages {
-    /// The address of the store's handle.
+    /// The address of the store's handle; 0 for a shared area.
     pub store: usize,
-    opened: Arc<OpenedStore>,
-    pages: PageStore<Arc<Store>>,
+    /// The store; none for a shared area, whose device only its owner opens.
+    pub opened: Option<Arc<OpenedStore>>,
+    pub area: OpenedArea<Arc<Store>>,
+    #[cfg(feature = "cuda")]
+    pub way: Arc<nvme_kv::on_gpu::GpuWay>,
+}
+
+impl OpenedPages {
+    pub fn new(
+        store: usize,
+        opened: Option<Arc<OpenedStore>>,
+        area: OpenedArea<Arc<Store>>,
+    ) -> Self {
+        Self {
+            store,
+            opened,
+            area,
+            #[cfg(feature = "cuda")]
+            way: Arc::new(nvme_kv::on_gpu::GpuWay::new(crate::kept::keep)),
+        }
+    }
+
+    /// Returns the pages that a GPU has loaded, and those that it has stored.
+    fn moved_by_gpu(&self) -> (u64, u64) {
+        #[cfg(feature = "cuda")]
+        return self.way.moved();
+        #[cfg(not(feature = "cuda"))]
+        (0, 0)
+    }
 }
 
 pub static PAGES: OpenHandles<Arc<OpenedPages>> = OpenHandles::new();
@@ -81,24 +110,6 @@ unsafe impl Sized0 for PagesOptions {
     const NAME: &'static str = "nvme_gpu_pages_options";
 }
 
-/// One page of a call.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct PageEntry {
-    /// Key by nvme_gpu_pages_key().
-    pub key: [u8; NVME_GPU_PAGE_KEY_BYTES],
-    /// Host memory of the page.
-    pub data: *mut c_void,
-    /// Bytes of the page, or of the room for it.
-    pub bytes: usize,
-    /// Written by nvme_gpu_pages_get(): bytes of the page that was loaded.
-    pub length: usize,
-    /// Written at the end: NVME_GPU_OK, NVME_GPU_ERROR_PAGE_MISSING and so on, or why it failed.
-    pub status: nvme_gpu_status,
-    /// 0.
-    pub reserved: u32,
-}
-
 /// Counts since pages were opened.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -121,6 +132,10 @@ pub struct PagesStatistics {
     pub lost: u64,
     /// Pages that were not stored because the drive failed.
     pub failed: u64,
+    /// Pages that the GPU has read and checked itself; the CPU moves those of files and stripes.
+    pub loaded_by_gpu: u64,
+    /// Pages that the GPU has written itself.
+    pub stored_by_gpu: u64,
 }
 
 // SAFETY: `#[repr(C)]`, begins with a `usize`, and consists of integers.
@@ -144,15 +159,36 @@ impl From<KvError> for CallFailure {
             | KvError::OtherModel { .. }
             | KvError::OtherSize { .. } => NVME_GPU_ERROR_MISMATCH,
             KvError::Drive { source, .. } => Self::from(source).status,
-            KvError::Owner { .. } => NVME_GPU_ERROR_INTERNAL,
+            KvError::Owner { code, .. } => status_of(code),
         };
         Self::new(status, cause, remedy)
     }
 }
 
+/// Returns the status of an error that the owner of a shared area names by its code.
+fn status_of(code: &str) -> nvme_gpu_status {
+    match code {
+        "usage" => NVME_GPU_ERROR_USAGE,
+        "file" => NVME_GPU_ERROR_FILE,
+        "system" => NVME_GPU_ERROR_SYSTEM,
+        "device" | "command" => NVME_GPU_ERROR_DEVICE,
+        "environment" => NVME_GPU_ERROR_ENVIRONMENT,
+        "unsupported" => NVME_GPU_ERROR_UNSUPPORTED,
+        "unfinished" => NVME_GPU_ERROR_UNFINISHED,
+        "mismatch" => NVME_GPU_ERROR_MISMATCH,
+        "timeout" => NVME_GPU_ERROR_TIMEOUT,
+        "gone" => NVME_GPU_ERROR_GONE,
+        "changed" => NVME_GPU_ERROR_CHANGED,
+        "interrupted" => NVME_GPU_ERROR_INTERRUPTED,
+        "missing" => NVME_GPU_ERROR_PAGE_MISSING,
+        "lost" => NVME_GPU_ERROR_PAGE_LOST,
+        _ => NVME_GPU_ERROR_INTERNAL,
+    }
+}
+
 /// # Safety
 /// `from` is NULL or ends with a 0.
-unsafe fn field(from: *const c_char, what: &str) -> Answer<String> {
+pub unsafe fn field(from: *const c_char, what: &str) -> Answer<String> {
     if from.is_null() {
         return Ok(String::new());
     }
@@ -162,12 +198,10 @@ unsafe fn field(from: *const c_char, what: &str) -> Answer<String> {
 
 /// # Safety
 /// As the header says of its texts.
-unsafe fn request(options: &PagesOptions, store: &Store) -> Answer<AreaRequest> {
-    let PagesOptions { offset, bytes, .. } = *options;
-    let whole = store.len().saturating_sub(offset);
+pub unsafe fn fingerprint(options: &PagesOptions) -> Answer<ModelFingerprint> {
     // SAFETY: the caller's.
-    let fingerprint = unsafe {
-        ModelFingerprint {
+    unsafe {
+        Ok(ModelFingerprint {
             model: text(options.model, "model")?.to_owned(),
             revision: field(options.revision, "revision")?,
             dtype: field(options.dtype, "dtype")?,
@@ -177,14 +211,15 @@ unsafe fn request(options: &PagesOptions, store: &Store) -> Answer<AreaRequest> 
             group: options.group,
             hash_algorithm: field(options.hash_algorithm, "hash_algorithm")?,
             seed: field(options.seed, "seed")?,
-        }
-    };
-    Ok(AreaRequest {
-        offset,
-        bytes: if bytes == 0 { whole } else { bytes },
-        page_bytes: options.page_bytes,
-        fingerprint,
-    })
+        })
+    }
+}
+
+pub fn unknown_create(create: u32) -> CallFailure {
+    CallFailure::usage(
+        format!("nvme_gpu_pages_options.create is {create}"),
+        "use NVME_GPU_PAGES_AUTO, NVME_GPU_PAGES_NEVER or NVME_GPU_PAGES_ALWAYS",
+    )
 }
 
 /// Opens the pages of an area of a store, which this process alone may have open. On success `*pages` is a handle for
@@ -203,24 +238,27 @@ pub unsafe extern "C" fn nvme_gpu_pages_open(
         // SAFETY: as the header says.
         let options = unsafe { take(options) }?;
         // SAFETY: as the header says.
-        let request = unsafe { request(&options, &opened.store) }?;
+        let fingerprint = unsafe { fingerprint(&options) }?;
+        let whole = opened.store.len().saturating_sub(options.offset);
+        let request = AreaRequest {
+            offset: options.offset,
+            bytes: if options.bytes == 0 {
+                whole
+            } else {
+                options.bytes
+            },
+            page_bytes: options.page_bytes,
+            fingerprint,
+        };
         let medium = Arc::clone(&opened.store);
         let found = match options.create {
             NVME_GPU_PAGES_AUTO => PageStore::open_or_format(medium, &request)?.0,
             NVME_GPU_PAGES_NEVER => PageStore::open(medium, &request)?,
             NVME_GPU_PAGES_ALWAYS => PageStore::format(medium, &request)?,
-            other => {
-                let cause = format!("nvme_gpu_pages_options.create is {other}");
-                let remedy =
-                    "use NVME_GPU_PAGES_AUTO, NVME_GPU_PAGES_NEVER or NVME_GPU_PAGES_ALWAYS";
-                return Err(CallFailure::usage(cause, remedy));
-            }
+            other => return Err(unknown_create(other)),
         };
-        let open = Arc::new(OpenedPages {
-            store: store.addr(),
-            opened,
-            pages: found,
-        });
+        let area = OpenedArea::Own(Arc::new(found));
+        let open = Arc::new(OpenedPages::new(store.addr(), Some(opened), area));
         let handle = open_in(&PAGES, store, open)?;
         // SAFETY: written once already.
         unsafe { put(pages, handle, "pages") }
@@ -250,153 +288,9 @@ pub unsafe extern "C" fn nvme_gpu_pages_key(
         let open = PAGES.get(pages, "pages")?;
         // SAFETY: as the header says; nothing writes the hash meanwhile.
         let hash = unsafe { CallMemory::new(hash, bytes, "hash")?.bytes() };
-        let made = *open.pages.key(hash, part).as_bytes();
+        let made = *open.area.key(hash, part).as_bytes();
         // SAFETY: as the header says.
         unsafe { put(key.cast::<[u8; NVME_GPU_PAGE_KEY_BYTES]>(), made, "key") }
-    })
-}
-
-/// Entries of a call, checked: none was carried out when one is refused.
-struct PageCall {
-    entries: *mut PageEntry,
-    keys: Vec<PageKey>,
-    data: Vec<CallMemory>,
-}
-
-impl PageCall {
-    /// # Safety
-    /// The caller fulfils the contract in the header for `entries`.
-    unsafe fn take(open: &OpenedPages, entries: *mut PageEntry, count: usize) -> Answer<Self> {
-        if entries.is_null() && count > 0 {
-            return Err(null("entries"));
-        }
-        // SAFETY: the caller's.
-        unsafe { CallMemory::elements(entries, count as u64, size_of::<PageEntry>(), "entries") }?;
-        let (mut keys, mut data) = (Vec::new(), Vec::new());
-        for index in 0..count {
-            let named = |failure: CallFailure| failure.of_entry(index);
-            // SAFETY: below `count`. Programs may pack their structures.
-            let entry = unsafe { entries.add(index).read_unaligned() };
-            // SAFETY: the caller's.
-            let page =
-                unsafe { CallMemory::new(entry.data, entry.bytes, "data") }.map_err(named)?;
-            let is_gpu = entry.bytes > 0
-                && place(&open.opened, &page, "data").map_err(named)? == CallLocation::Gpu;
-            if is_gpu {
-                return Err(named(CallFailure::usage(
-                    "data lies in GPU memory",
-                    "use host memory, or PageStore of Python for tensors of a GPU",
-                )));
-            }
-            keys.push(PageKey::of_bytes(entry.key));
-            data.push(page);
-        }
-        let call = Self {
-            entries,
-            keys,
-            data,
-        };
-        for index in 0..count {
-            call.set(index, NVME_GPU_ROW_NOT_RUN, 0);
-        }
-        Ok(call)
-    }
-
-    /// Refuses pages that would be loaded over each other.
-    fn check_apart(&self) -> Answer<()> {
-        let ranges = self.data.iter();
-        let ranges = ranges.map(|page| (page.address(), page.length() as u64));
-        let mut ranges: Vec<(u64, u64)> = ranges.filter(|(_, bytes)| *bytes > 0).collect();
-        ranges.sort_unstable();
-        match ranges.windows(2).find(|two| two[0].0 + two[0].1 > two[1].0) {
-            None => Ok(()),
-            Some(two) => Err(CallFailure::usage(
-                format!("two pages share memory at address {:#x}", two[1].0),
-                "give each page memory of its own",
-            )),
-        }
-    }
-
-    fn set(&self, index: usize, status: nvme_gpu_status, length: usize) {
-        // SAFETY: an entry of the call, which lends it until the end.
-        unsafe {
-            let entry = self.entries.add(index);
-            (&raw mut (*entry).status).write_unaligned(status);
-            (&raw mut (*entry).length).write_unaligned(length);
-        }
-    }
-
-    /// Writes each outcome to its entry, and returns the first failure.
-    fn finish<T>(
-        &self,
-        outcomes: impl IntoIterator<Item = Result<T, KvError>>,
-        length: impl Fn(T) -> Answer<usize>,
-    ) -> Answer<()> {
-        let mut first = Ok(());
-        for (index, outcome) in outcomes.into_iter().enumerate() {
-            match outcome.map_err(CallFailure::from).and_then(&length) {
-                Ok(length) => self.set(index, NVME_GPU_OK, length),
-                Err(failure) => {
-                    self.set(index, failure.status, 0);
-                    first = first.and(Err(failure.of_entry(index)));
-                }
-            }
-        }
-        first
-    }
-}
-
-/// Stores `count` pages. A page whose status is NVME_GPU_OK is found from now on, also after a power cut; one of the same
-/// key that was there stays. Each entry gets its status; returns that of the first one that failed, the others were carried
-/// out all the same. Errors of an entry: NVME_GPU_ERROR_PAGE_IN_PROGRESS, NVME_GPU_ERROR_PAGE_NO_ROOM, those of the device.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvme_gpu_pages_put(
-    pages: *mut PagesHandle,
-    entries: *mut PageEntry,
-    count: usize,
-) -> nvme_gpu_status {
-    call(|| {
-        let open = PAGES.get(pages, "pages")?;
-        // SAFETY: as the header says.
-        let all = unsafe { PageCall::take(&open, entries, count) }?;
-        // SAFETY: nothing writes the pages meanwhile, as the header says.
-        let payloads = all.data.iter().map(|page| unsafe { page.bytes() });
-        let given: Vec<(PageKey, &[u8])> = all.keys.iter().copied().zip(payloads).collect();
-        all.finish(open.pages.store_all(&given), |outcome| match outcome {
-            StoreOutcome::Stored | StoreOutcome::Present => Ok(0),
-            StoreOutcome::InProgress => Err(CallFailure::new(
-                NVME_GPU_ERROR_PAGE_IN_PROGRESS,
-                "another call is storing this page",
-                "wait for it",
-            )),
-            StoreOutcome::NoRoom => Err(CallFailure::new(
-                NVME_GPU_ERROR_PAGE_NO_ROOM,
-                "every page of the area is in use",
-                "store it later, or use a larger area",
-            )),
-        })
-    })
-}
-
-/// Loads `count` pages. `length` of each entry is the bytes of its page, which is what was stored; memory of an entry
-/// that failed has no page. Each entry gets its status, as in nvme_gpu_pages_put(). Errors of an entry:
-/// NVME_GPU_ERROR_PAGE_MISSING and NVME_GPU_ERROR_PAGE_LOST, where the page should be computed; NVME_GPU_ERROR_USAGE for too
-/// little room; those of the device. Memory of two entries may not overlap.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvme_gpu_pages_get(
-    pages: *mut PagesHandle,
-    entries: *mut PageEntry,
-    count: usize,
-) -> nvme_gpu_status {
-    call(|| {
-        let open = PAGES.get(pages, "pages")?;
-        // SAFETY: as the header says.
-        let all = unsafe { PageCall::take(&open, entries, count) }?;
-        all.check_apart()?;
-        // SAFETY: nothing else uses the room meanwhile, as the header says, and no two overlap.
-        let rooms = all.data.iter().map(|page| unsafe { page.bytes_mut() });
-        let mut given: Vec<(PageKey, &mut [u8])> = all.keys.iter().copied().zip(rooms).collect();
-        all.finish(open.pages.load_all(&mut given), Ok)
     })
 }
 
@@ -425,7 +319,7 @@ pub unsafe extern "C" fn nvme_gpu_pages_find(
         let open = PAGES.get(pages, "pages")?;
         // SAFETY: as the header says.
         let keys = unsafe { keys_of(keys, count) }?;
-        let lengths = open.pages.lengths(&keys);
+        let lengths = open.area.lengths(&keys);
         let there = lengths.iter().take_while(|length| length.is_some());
         // SAFETY: as the header says.
         unsafe { put(found, there.count(), "found") }
@@ -444,7 +338,7 @@ pub unsafe extern "C" fn nvme_gpu_pages_remove(
         let open = PAGES.get(pages, "pages")?;
         // SAFETY: as the header says.
         let keys = unsafe { keys_of(keys, count) }?;
-        open.pages.remove(&keys)?;
+        open.area.remove(&keys)?;
         Ok(())
     })
 }
@@ -456,7 +350,9 @@ pub unsafe extern "C" fn nvme_gpu_pages_stats(
     statistics: *mut PagesStatistics,
 ) -> nvme_gpu_status {
     call(|| {
-        let stats = PAGES.get(pages, "pages")?.pages.stats();
+        let open = PAGES.get(pages, "pages")?;
+        let stats = open.area.stats()?;
+        let (loaded_by_gpu, stored_by_gpu) = open.moved_by_gpu();
         let found = PagesStatistics {
             size: size_of::<PagesStatistics>(),
             pages: stats.pages,
@@ -467,6 +363,8 @@ pub unsafe extern "C" fn nvme_gpu_pages_stats(
             evicted: stats.evicted,
             lost: stats.lost,
             failed: stats.failed,
+            loaded_by_gpu,
+            stored_by_gpu,
         };
         // SAFETY: as the header says.
         unsafe { give(statistics, &found) }

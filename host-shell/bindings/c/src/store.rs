@@ -276,9 +276,26 @@ fn of_gpu(options: &OpenOptions, gpu: i32) -> Option<nvme_host::store::GpuOption
     Some(nvme_host::store::GpuOptions { index, rows })
 }
 
-fn open(device: &str, gpu: i32, options: &OpenOptions) -> Answer<OpenedStore> {
+/// Returns the options that a caller gave; NULL stands for the defaults.
+///
+/// # Safety
+/// `options` is NULL or valid for a read.
+pub unsafe fn given(options: *const OpenOptions) -> Answer<OpenOptions> {
+    match options.is_null() {
+        true => Ok(DEFAULTS),
+        // SAFETY: the caller's.
+        false => unsafe { take(options) },
+    }
+}
+
+/// Returns `options` for GPU `gpu`, or -1, as the store takes them.
+pub fn checked_options(options: &OpenOptions, gpu: i32) -> Answer<StoreOptions> {
     version::check(options.version)?;
-    let options = store_options(options, gpu)?;
+    store_options(options, gpu)
+}
+
+fn open(device: &str, gpu: i32, options: &OpenOptions) -> Answer<OpenedStore> {
+    let options = checked_options(options, gpu)?;
     let store = Store::open(device, &options)?;
     Ok(OpenedStore {
         #[cfg(feature = "cuda")]
@@ -322,11 +339,8 @@ pub unsafe extern "C" fn nvme_gpu_open(
         unsafe { put(store, std::ptr::null_mut(), "store") }?;
         // SAFETY: as the header says.
         let device = unsafe { text(device, "device") }?;
-        let options = match options.is_null() {
-            true => DEFAULTS,
-            // SAFETY: as the header says.
-            false => unsafe { take(options) }?,
-        };
+        // SAFETY: as the header says.
+        let options = unsafe { given(options) }?;
         let opened = open(device, gpu, &options)?;
         let handle = STORES.open(Arc::new(opened));
         // SAFETY: written once already.

@@ -52,7 +52,7 @@ const RENAMED: [(&str, &str); 21] = [
 ];
 
 /// The files with functions, in the order of the header.
-const FILES: [&str; 13] = [
+const FILES: [&str; 15] = [
     "status.rs",
     "version.rs",
     "opened.rs",
@@ -66,6 +66,8 @@ const FILES: [&str; 13] = [
     "halves.rs",
     "device.rs",
     "pages.rs",
+    "page_sharing.rs",
+    "page_calls.rs",
 ];
 
 fn made() -> String {

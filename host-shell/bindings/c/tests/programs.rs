@@ -6,6 +6,7 @@ mod fio;
 #[path = "programs/nixl.rs"]
 mod nixl;
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -86,7 +87,7 @@ fn compile(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
     // Programs over the CUDA driver itself.
     let cuda: &[&str] = match name {
         "stream.c" | "device.c" | "gds.c" | "main.cpp" => &["-l:libcuda.so.1"],
-        "unmapped.c" | "graphs.c" => &["-l:libcuda.so.1"],
+        "unmapped.c" | "graphs.c" | "pages_gpu.c" => &["-l:libcuda.so.1"],
         "seeds.cpp" | "demo_gds.cpp" | "demo_spdk.cpp" => &["-l:libcuda.so.1"],
         "as_nixl.cpp" => &["-l:libcuda.so.1"],
         _ => &[],
@@ -166,6 +167,25 @@ fn all(name: &str, flags: &[&str], before: &[&str]) {
     for device in &devices {
         run(&folder, before, &pages, &[device]);
     }
+    let pages = compile(&folder, "pages_gpu.c", flags);
+    run(
+        &folder,
+        before,
+        &pages,
+        &["sim:mem?size=2MiB&block=512&queues=32", "gpu"],
+    );
+    run(&folder, before, &pages, &[&format!("file:{image}"), "cpu"]);
+    let pages = compile(&folder, "pages_shared.c", flags);
+    let sockets = folder.path("sockets");
+    let mut private = std::fs::DirBuilder::new();
+    private.mode(0o700).recursive(true);
+    private.create(&sockets).unwrap();
+    run(
+        &folder,
+        before,
+        &pages,
+        &[&format!("file:{image}"), sockets.to_str().unwrap()],
+    );
     let program = compile(&folder, "loader.cpp", flags);
     run(&folder, before, &program, &[image]);
     for source in ["errors.c", "request.c", "changed.c", "gpu.c", "plus.cpp"] {

@@ -3,6 +3,7 @@
 #include "backend/backend_plugin.h"
 #include "nvme_gpu.h"
 #include "check.h"
+#include "context.h"
 #include <cuda.h>
 #include <atomic>
 #include <cstring>
@@ -364,13 +365,8 @@ static void files_are_storage() {
 
 /* Memory of a GPU, more ranges than share a launch. */
 static void memory_of_a_gpu_moves(const std::string &device) {
-    CUdevice gpu;
-    CUcontext context;
     CUdeviceptr memory;
-    CUDA(cuInit(0));
-    CUDA(cuDeviceGet(&gpu, 0));
-    CUDA(cuDevicePrimaryCtxRetain(&context, gpu));
-    CUDA(cuCtxSetCurrent(context));
+    use_context_of_gpu();
     auto out = pattern(6), in = std::vector<unsigned char>(out.size());
     CUDA(cuMemAlloc(&memory, out.size()));
     CUDA(cuMemcpyHtoD(memory, out.data(), out.size()));

@@ -1,6 +1,7 @@
 //! Keeps orphaned transfers and their buffers alive until they complete.
 
 use crate::pool::lock;
+use nvme_kv::on_gpu::UnfinishedWork;
 use pyo3::prelude::*;
 use std::sync::Mutex;
 
@@ -14,6 +15,17 @@ static LEFT: Mutex<Vec<Box<dyn BufferedTransfer>>> = Mutex::new(Vec::new());
 /// Keeps `one` until it has ended.
 pub fn keep(one: impl BufferedTransfer + 'static) {
     lock(&LEFT).push(Box::new(one));
+}
+
+/// As [`keep`], for work that says itself whether it has ended.
+pub fn keep_work(work: UnfinishedWork) {
+    keep(work);
+}
+
+impl BufferedTransfer for UnfinishedWork {
+    fn is_done(&self) -> bool {
+        self()
+    }
 }
 
 /// Frees the transfers that have ended. With the GIL held.

@@ -3,10 +3,9 @@
 #![allow(unsafe_code)]
 
 use crate::error::ExceptionParts;
-use crate::gpu_pages::GpuPages;
+use crate::left;
 use crate::on_store::OnStore;
 use crate::operation::PyOperation;
-use crate::pages_on_gpu::{self, GpuWay, Own, number_of};
 use crate::pool::lock;
 use crate::store::{Open, PyStore};
 use crate::view::{MemoryPiece, PyView, check_apart};
@@ -14,123 +13,40 @@ use crate::wait;
 use nvme_host::ProcessMark;
 use nvme_host::StoreOptions;
 use nvme_host::cuda::PageExtent;
-use nvme_kv::{AreaRequest, KvStats, ModelFingerprint, PageKey, PinnedPages, StoreOutcome};
-use nvme_kv_server::{SharedPageStore, SharedPins, SharedRequest};
+use nvme_kv::on_gpu::{self, GpuPages, GpuWay, OwnWay};
+use nvme_kv::{AreaRequest, ModelFingerprint, PageKey, StoreOutcome};
+use nvme_kv_server::{AreaPins, OpenedArea, SharedPageStore, SharedRequest};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde_json::json;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Time for an owner's answer beyond the drive's: a request may wait for those of other processes.
 const OWNER_TIME: Duration = Duration::from_secs(10);
 
-/// The pages of an area that this process has for itself, or shares with others.
+/// The pages of an area, and its way to memory of a GPU.
 #[derive(Clone)]
-enum Pages {
-    Own(Own, Arc<GpuWay>),
-    Shared(Arc<SharedPageStore<Open>>),
+struct Pages {
+    area: OpenedArea<Open>,
+    way: Arc<GpuWay>,
 }
 
 impl Pages {
-    fn key(&self, hash: &[u8], part: u32) -> PageKey {
-        match self {
-            Self::Own(pages, _) => pages.key(hash, part),
-            Self::Shared(pages) => pages.key(hash, part),
-        }
-    }
-
-    fn lengths(&self, keys: &[PageKey]) -> Vec<Option<u32>> {
-        match self {
-            Self::Own(pages, _) => pages.lengths(keys),
-            Self::Shared(pages) => pages.lengths(keys),
-        }
-    }
-
-    fn touch(&self, keys: &[PageKey]) {
-        match self {
-            Self::Own(pages, _) => pages.touch(keys),
-            Self::Shared(pages) => pages.touch(keys),
-        }
-    }
-
-    fn pin_prefix(&self, keys: &[PageKey]) -> Pins {
-        match self {
-            Self::Own(pages, _) => Pins::Own(PinnedPages::of_prefix(Arc::clone(pages), keys)),
-            Self::Shared(pages) => Pins::Shared(pages.pin_prefix(keys)),
-        }
-    }
-
-    fn store_all(&self, pages: &[(PageKey, &[u8])]) -> Vec<nvme_kv::Result<StoreOutcome>> {
-        match self {
-            Self::Own(store, _) => store.store_all(pages),
-            Self::Shared(store) => store.store_all(pages),
-        }
-    }
-
-    fn load_all(&self, pages: &mut [(PageKey, &mut [u8])]) -> Vec<nvme_kv::Result<usize>> {
-        match self {
-            Self::Own(store, _) => store.load_all(pages),
-            Self::Shared(store) => store.load_all(pages),
-        }
-    }
-
-    fn remove(&self, keys: &[PageKey]) -> nvme_kv::Result<usize> {
-        match self {
-            Self::Own(pages, _) => pages.remove(keys),
-            Self::Shared(pages) => pages.remove(keys),
-        }
-    }
-
-    fn clear(&self) -> nvme_kv::Result<()> {
-        match self {
-            Self::Own(pages, _) => pages.clear(),
-            Self::Shared(pages) => pages.clear(),
-        }
-    }
-
-    fn checkpoint(&self) -> nvme_kv::Result<()> {
-        match self {
-            Self::Own(pages, _) => pages.checkpoint(),
-            Self::Shared(pages) => pages.checkpoint(),
-        }
-    }
-
-    fn stats(&self) -> nvme_kv::Result<KvStats> {
-        match self {
-            Self::Own(pages, _) => Ok(pages.stats()),
-            Self::Shared(pages) => pages.stats(),
-        }
-    }
-
-    fn area(&self) -> nvme_kv::Result<(nvme_kv::AreaLayout, nvme_kv::RecoveryReport)> {
-        match self {
-            Self::Own(pages, _) => Ok((pages.layout(), pages.recovery())),
-            Self::Shared(pages) => pages.area(),
-        }
-    }
-
-    /// Returns whether this process owns the area, the number of the opening, and lookups that no owner answered.
-    fn role(&self) -> nvme_kv::Result<(bool, u32, u64)> {
-        match self {
-            Self::Own(pages, _) => Ok((true, pages.epoch(), 0)),
-            Self::Shared(pages) => {
-                let (is_owner, epoch) = pages.owner()?;
-                Ok((is_owner, epoch, pages.unanswered()))
-            }
-        }
+    fn new(area: OpenedArea<Open>) -> Self {
+        let way = Arc::new(GpuWay::new(left::keep_work));
+        Self { area, way }
     }
 
     /// Returns the area and its way to memory of a GPU.
     ///
     /// # Errors
     /// For a shared area.
-    fn own(&self) -> Result<(Own, Arc<GpuWay>), ExceptionParts> {
-        match self {
-            Self::Own(pages, way) => Ok((Arc::clone(pages), Arc::clone(way))),
-            Self::Shared(_) => Err(ExceptionParts::usage(
+    fn own(&self) -> Result<OwnWay, ExceptionParts> {
+        match &self.area {
+            OpenedArea::Own(pages) => Ok((Arc::clone(pages), Arc::clone(&self.way))),
+            OpenedArea::Shared(_) => Err(ExceptionParts::usage(
                 "a page lies in memory of a GPU, and the area is shared",
                 "use memory of the host here",
             )),
@@ -138,41 +54,28 @@ impl Pages {
     }
 
     /// Returns whether the GPU moves pages, and why.
-    fn way(&self) -> (bool, String) {
-        match self {
-            Self::Own(pages, _) => pages_on_gpu::way_of(pages.medium()),
-            Self::Shared(_) => (
+    fn moved_by_gpu(&self) -> (bool, String) {
+        match &self.area {
+            OpenedArea::Own(pages) => on_gpu::way_of(pages.medium()),
+            OpenedArea::Shared(_) => (
                 false,
                 "the area is shared: its owner moves pages".to_owned(),
             ),
         }
     }
+}
 
-    /// Returns the pages that a GPU has loaded, and those that it has stored.
-    fn by_gpu(&self) -> (u64, u64) {
-        match self {
-            Self::Own(_, way) => (
-                way.loaded.load(Ordering::Relaxed),
-                way.stored.load(Ordering::Relaxed),
-            ),
-            Self::Shared(_) => (0, 0),
-        }
+/// Returns the number of an outcome, as Python names it.
+fn number_of(outcome: StoreOutcome) -> usize {
+    match outcome {
+        StoreOutcome::Stored => 0,
+        StoreOutcome::Present => 1,
+        StoreOutcome::InProgress => 2,
+        StoreOutcome::NoRoom => 3,
     }
 }
 
-enum Pins {
-    Own(PinnedPages<Own, Open>),
-    Shared(SharedPins<Open>),
-}
-
-impl Pins {
-    fn len(&self) -> usize {
-        match self {
-            Self::Own(pins) => pins.len(),
-            Self::Shared(pins) => pins.len(),
-        }
-    }
-}
+type GpuViews = GpuPages<Arc<Vec<Py<PyView>>>>;
 
 /// The texts of a fingerprint, in the order of its fields, without its two numbers.
 type Texts = (String, String, String, String, String, String, String);
@@ -210,7 +113,7 @@ impl PyPageOutcomes {
 pub struct PyPagePins {
     process: ProcessMark,
     count: usize,
-    pins: Mutex<Option<Pins>>,
+    pins: Mutex<Option<AreaPins<Open>>>,
 }
 
 #[pymethods]
@@ -290,7 +193,7 @@ impl PyPageStore {
             pages: OnStore::new(
                 store,
                 "page store",
-                Pages::Own(Arc::new(pages), Arc::default()),
+                Pages::new(OpenedArea::Own(Arc::new(pages))),
             ),
             formatted,
         })
@@ -334,7 +237,10 @@ impl PyPageStore {
         let pages = wait::of(py, move || Ok(SharedPageStore::open(request, open)?))?;
         Ok(Self {
             formatted: pages.formatted(),
-            pages: OnStore::alone("page store", Pages::Shared(Arc::new(pages))),
+            pages: OnStore::alone(
+                "page store",
+                Pages::new(OpenedArea::Shared(Arc::new(pages))),
+            ),
         })
     }
 
@@ -351,32 +257,32 @@ impl PyPageStore {
     /// Returns the keys of part `part` of the blocks that the caller knows by `hashes`.
     fn keys(&self, hashes: Vec<Vec<u8>>, part: u32) -> PyResult<Vec<Vec<u8>>> {
         let pages = self.pages.get()?;
-        let key = |hash: &Vec<u8>| pages.key(hash, part).as_bytes().to_vec();
+        let key = |hash: &Vec<u8>| pages.area.key(hash, part).as_bytes().to_vec();
         Ok(hashes.iter().map(key).collect())
     }
 
     fn contains(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<Vec<bool>> {
         let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
         Ok(py.detach(|| {
-            let lengths = pages.lengths(&keys).into_iter();
+            let lengths = pages.area.lengths(&keys).into_iter();
             lengths.map(|length| length.is_some()).collect()
         }))
     }
 
     fn lengths(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<Vec<Option<u32>>> {
         let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
-        Ok(py.detach(|| pages.lengths(&keys)))
+        Ok(py.detach(|| pages.area.lengths(&keys)))
     }
 
     fn touch(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<()> {
         let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
-        py.detach(|| pages.touch(&keys));
+        py.detach(|| pages.area.touch(&keys));
         Ok(())
     }
 
     fn pin_prefix(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<PyPagePins> {
         let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
-        let pins = py.detach(|| pages.pin_prefix(&keys));
+        let pins = py.detach(|| pages.area.pin_prefix(&keys));
         Ok(PyPagePins {
             process: ProcessMark::here(),
             count: pins.len(),
@@ -395,7 +301,7 @@ impl PyPageStore {
             // SAFETY: the views are kept until this ended.
             let payloads = pieces.iter().map(|piece| unsafe { piece.slice() });
             let given: Vec<_> = keys.iter().copied().zip(payloads).collect();
-            let stored = pages.store_all(&given).into_iter();
+            let stored = pages.area.store_all(&given).into_iter();
             let one = |outcome: nvme_kv::Result<StoreOutcome>| Ok(number_of(outcome?));
             stored.map(one).collect()
         })
@@ -413,7 +319,7 @@ impl PyPageStore {
             // SAFETY: the views are kept until this ended, and share no byte.
             let buffers = pieces.iter().map(|piece| unsafe { piece.slice_mut() });
             let mut given: Vec<_> = keys.iter().copied().zip(buffers).collect();
-            let loaded = pages.load_all(&mut given).into_iter();
+            let loaded = pages.area.load_all(&mut given).into_iter();
             loaded.map(|length| Ok(length?)).collect()
         })
     }
@@ -428,8 +334,11 @@ impl PyPageStore {
         stream: u64,
     ) -> PyResult<(PyOperation, PyPageOutcomes)> {
         let (own, keys, pages) = self.given_on_gpu(py, &keys, &views, pieces)?;
-        let job = py.detach(|| pages_on_gpu::store(own, keys, pages, stream))?;
-        start(views, job)
+        let job = py.detach(|| on_gpu::store(own, keys, pages, stream));
+        let job = job.map_err(|error| ExceptionParts::of(&error))?;
+        start(views, move || {
+            job().into_iter().map(|one| Ok(number_of(one?))).collect()
+        })
     }
 
     /// Loads pages into memory of a GPU, as [`store_on_gpu`](Self::store_on_gpu).
@@ -452,36 +361,43 @@ impl PyPageStore {
             })
             .collect();
         check_apart(&all)?;
-        let job = py.detach(|| pages_on_gpu::load(own, keys, pages, stream))?;
-        start(views, job)
+        let job = py.detach(|| on_gpu::load(own, keys, pages, stream));
+        let job = job.map_err(|error| ExceptionParts::of(&error))?;
+        start(views, move || {
+            job().into_iter().map(|one| Ok(one?)).collect()
+        })
     }
 
     /// Returns whether the GPU moves pages in its memory, and why.
     fn way(&self) -> PyResult<(bool, String)> {
-        Ok(self.pages.get()?.way())
+        Ok(self.pages.get()?.moved_by_gpu())
     }
 
     fn remove(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<usize> {
         let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
-        wait::of(py, move || Ok(pages.remove(&keys)?))
+        wait::of(py, move || Ok(pages.area.remove(&keys)?))
     }
 
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
         let pages = self.pages.get()?;
-        wait::of(py, move || Ok(pages.clear()?))
+        wait::of(py, move || Ok(pages.area.clear()?))
     }
 
     fn checkpoint(&self, py: Python<'_>) -> PyResult<()> {
         let pages = self.pages.get()?;
-        wait::of(py, move || Ok(pages.checkpoint()?))
+        wait::of(py, move || Ok(pages.area.checkpoint()?))
     }
 
     /// Returns the counts, and what opening found, as JSON.
     fn stats(&self, py: Python<'_>) -> PyResult<String> {
         let pages = self.pages.get()?;
-        let by_gpu = pages.by_gpu();
+        let by_gpu = pages.way.moved();
         let (stats, found, role) = wait::of(py, move || {
-            Ok((pages.stats()?, pages.area()?.1, pages.role()?))
+            Ok((
+                pages.area.stats()?,
+                pages.area.area()?.1,
+                pages.area.role()?,
+            ))
         })?;
         let counts = json!({
             "pages": stats.pages,
@@ -510,7 +426,7 @@ impl PyPageStore {
     #[getter]
     fn sizes(&self, py: Python<'_>) -> PyResult<(u64, u32)> {
         let pages = self.pages.get()?;
-        let (layout, _) = wait::of(py, move || Ok(pages.area()?))?;
+        let (layout, _) = wait::of(py, move || Ok(pages.area.area()?))?;
         Ok((layout.end(), layout.page_bytes))
     }
 }
@@ -531,14 +447,13 @@ impl PyPageStore {
         Ok((self.pages.get()?, keys_of(keys)?, pieces))
     }
 
-    #[expect(clippy::type_complexity, reason = "three parts of a call")]
     fn given_on_gpu(
         &self,
         py: Python<'_>,
         keys: &[Vec<u8>],
         views: &[Py<PyView>],
         pieces: Vec<Vec<(u64, u64)>>,
-    ) -> PyResult<((Own, Arc<GpuWay>), Vec<PageKey>, GpuPages)> {
+    ) -> PyResult<(OwnWay, Vec<PageKey>, GpuViews)> {
         if keys.len() != pieces.len() {
             let cause = format!("{} keys do not match {} buffers", keys.len(), pieces.len());
             return Err(PyValueError::new_err(cause));
@@ -547,8 +462,9 @@ impl PyPageStore {
         let pages = pieces
             .into_iter()
             .map(|pieces| pieces.into_iter().map(extent).collect());
-        let views = views.iter().map(|view| view.clone_ref(py)).collect();
-        let pages = GpuPages::new(pages.collect(), views);
+        let views = Arc::new(views.iter().map(|view| view.clone_ref(py)).collect());
+        // SAFETY: the views keep the memory until the operation has ended, or the process has.
+        let pages = unsafe { GpuPages::new(pages.collect(), views) };
         Ok((self.pages.get()?.own()?, keys_of(keys)?, pages))
     }
 }

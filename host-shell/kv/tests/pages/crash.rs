@@ -5,7 +5,10 @@ use crate::disk::MemoryDisk;
 use crate::{bytes_for, key, load, payload, request};
 use nvme_kv::{KvError, PageStore, StoreOutcome};
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// One step of a history; numbers are of pages.
 #[derive(Clone, Debug)]
@@ -252,6 +255,35 @@ fn power_cuts_around_checkpoints_lose_nothing() {
         let cuts = crash_everywhere(&steps, 6, 5, seed);
         assert!(cuts > 130, "{cuts}");
     }
+}
+
+/// Random histories, one after the other, of which each is cut at every point: as many points as NVME_KV_CRASH_POINTS says.
+#[test]
+fn a_campaign_of_power_cuts_loses_nothing() {
+    let wanted = match std::env::var("NVME_KV_CRASH_POINTS") {
+        Ok(text) => text.parse().expect("NVME_KV_CRASH_POINTS is a number"),
+        Err(_) => 2000,
+    };
+    let (points, histories) = (AtomicU64::new(0), AtomicU64::new(0));
+    let run = || {
+        while points.load(Relaxed) < wanted {
+            let seed = histories.fetch_add(1, Relaxed);
+            let mut rng = [0; 32];
+            rng[..8].copy_from_slice(&seed.to_le_bytes());
+            let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &rng);
+            let mut runner = TestRunner::new_with_rng(ProptestConfig::default(), rng);
+            // Every other area is too small for its pages, which make room for each other then.
+            let (slots, pages) = [(8, 6), (4, 9)][seed as usize % 2];
+            let steps = prop::collection::vec(history_step(pages), 1..40);
+            let steps = steps.new_tree(&mut runner).unwrap().current();
+            let cuts = crash_everywhere(&steps, slots, pages, seed);
+            points.fetch_add(cuts, Relaxed);
+        }
+    };
+    std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(run))));
+    let (points, histories) = (points.into_inner(), histories.into_inner());
+    println!("{points} power cuts in {histories} histories");
+    assert!(points >= wanted);
 }
 
 /// Openings that are cut themselves, again and again.

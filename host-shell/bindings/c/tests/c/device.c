@@ -2,8 +2,8 @@
  * meanwhile, and a close in between. The argument is an image with the kernel histogram. */
 #include "nvme_gpu.h"
 #include "check.h"
+#include "context.h"
 #include "histogram.h"
-#include <cuda.h>
 #include <time.h>
 
 enum { UNITS = 64, UNIT = 4096, THREADS = 32 };
@@ -129,13 +129,8 @@ int main(int argc, char **argv)
     CHECK(argc > 1);
     FILE *file = fopen(argv[1], "rb");
     CHECK(file && fread(image, 1, sizeof(image) - 1, file) > 0 && fclose(file) == 0);
-    CUdevice gpu;
-    CUcontext context;
     CUmodule module;
-    CUDA(cuInit(0));
-    CUDA(cuDeviceGet(&gpu, 0));
-    CUDA(cuDevicePrimaryCtxRetain(&context, gpu));
-    CUDA(cuCtxSetCurrent(context));
+    use_context_of_gpu();
     CUDA(cuModuleLoadData(&module, image));
     CUDA(cuModuleGetFunction(&histogram, module, "histogram"));
     CUDA(cuMemAlloc(&counts, 257 * 8));

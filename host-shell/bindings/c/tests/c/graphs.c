@@ -3,8 +3,8 @@
  *  argv[1]: a file. */
 #include "nvme_gpu.h"
 #include "check.h"
+#include "context.h"
 #include "requests.h"
-#include <cuda.h>
 #include <unistd.h>
 
 unsigned fake_cuda_registered(void);
@@ -209,12 +209,7 @@ int main(int argc, char **argv)
     snprintf(file, sizeof(file), "file:%s", argv[1]);
     FILE *made = fopen(argv[1], "w");
     CHECK(made && ftruncate(fileno(made), 1 << 20) == 0 && fclose(made) == 0);
-    CUdevice gpu;
-    CUcontext context;
-    CUDA(cuInit(0));
-    CUDA(cuDeviceGet(&gpu, 0));
-    CUDA(cuDevicePrimaryCtxRetain(&context, gpu));
-    CUDA(cuCtxSetCurrent(context));
+    use_context_of_gpu();
     CUDA(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     CUDA(cuMemAlloc(&out_at, IDS * ROW));
     CUDA(cuMemAlloc(&ids_at, IDS * 8));

@@ -35,16 +35,16 @@ static void stored_and_found(nvme_gpu_pages_t *pages, unsigned char keys[COUNT][
     OK(nvme_gpu_pages_find(pages, keys[0], COUNT, &found));
     CHECK(found == 0);
     /* All but the last. */
-    OK(nvme_gpu_pages_put(pages, entries, COUNT - 1));
+    OK(nvme_gpu_pages_put(pages, entries, COUNT - 1, NULL));
     CHECK(entries[0].status == 0 && entries[2].status == 0 && entries[3].status == 0);
-    OK(nvme_gpu_pages_put(pages, entries, 1));
+    OK(nvme_gpu_pages_put(pages, entries, 1, NULL));
     OK(nvme_gpu_pages_find(pages, keys[0], COUNT, &found));
     CHECK(found == COUNT - 1);
     for (int i = 0; i < COUNT; ++i) {
         entries[i].data = back[i];
         entries[i].bytes = PAGE + 10;
     }
-    FAILS(NVME_GPU_ERROR_PAGE_MISSING, nvme_gpu_pages_get(pages, entries, COUNT));
+    FAILS(NVME_GPU_ERROR_PAGE_MISSING, nvme_gpu_pages_get(pages, entries, COUNT, NULL));
     CHECK(strstr(nvme_gpu_last_error(), "entry 3") != NULL);
     for (int i = 0; i < COUNT - 1; ++i) {
         CHECK(entries[i].status == NVME_GPU_OK && entries[i].length == (i == 2 ? 777 : PAGE));
@@ -55,20 +55,20 @@ static void stored_and_found(nvme_gpu_pages_t *pages, unsigned char keys[COUNT][
 
     /* Too little room for one, which leaves the other whole. */
     entries[0].bytes = PAGE - 1;
-    FAILS(NVME_GPU_ERROR_USAGE, nvme_gpu_pages_get(pages, entries, 2));
+    FAILS(NVME_GPU_ERROR_USAGE, nvme_gpu_pages_get(pages, entries, 2, NULL));
     CHECK(entries[0].status == NVME_GPU_ERROR_USAGE && entries[1].status == NVME_GPU_OK);
     /* Nothing is sent for what is refused as a whole. */
     entries[0].bytes = PAGE;
     entries[1].data = back[0] + 100;
-    USAGE(nvme_gpu_pages_get(pages, entries, 2));
+    USAGE(nvme_gpu_pages_get(pages, entries, 2, NULL));
     CHECK(strstr(nvme_gpu_last_error(), "share memory") != NULL && entries[0].status == NVME_GPU_ROW_NOT_RUN);
     entries[1].data = NULL;
-    USAGE(nvme_gpu_pages_put(pages, entries, 2));
-    USAGE(nvme_gpu_pages_get(pages, NULL, 1));
+    USAGE(nvme_gpu_pages_put(pages, entries, 2, NULL));
+    USAGE(nvme_gpu_pages_get(pages, NULL, 1, NULL));
     USAGE(nvme_gpu_pages_find(pages, NULL, 1, &found));
     USAGE(nvme_gpu_pages_find(pages, keys[0], 1, NULL));
     USAGE(nvme_gpu_pages_key(pages, NULL, 3, 0, keys[0]));
-    OK(nvme_gpu_pages_put(pages, NULL, 0));
+    OK(nvme_gpu_pages_put(pages, NULL, 0, NULL));
 
     OK(nvme_gpu_pages_remove(pages, keys[1], 1));
     OK(nvme_gpu_pages_find(pages, keys[0], COUNT, &found));
@@ -96,8 +96,8 @@ static void spoilt(nvme_gpu_t *store, nvme_gpu_pages_t *pages, unsigned char *ke
         }
     }
     CHECK(changed > 0);
-    FAILS(NVME_GPU_ERROR_PAGE_LOST, nvme_gpu_pages_get(pages, &entry, 1));
-    FAILS(NVME_GPU_ERROR_PAGE_MISSING, nvme_gpu_pages_get(pages, &entry, 1));
+    FAILS(NVME_GPU_ERROR_PAGE_LOST, nvme_gpu_pages_get(pages, &entry, 1, NULL));
+    FAILS(NVME_GPU_ERROR_PAGE_MISSING, nvme_gpu_pages_get(pages, &entry, 1, NULL));
     nvme_gpu_pages_statistics counts = { .size = sizeof(counts) };
     OK(nvme_gpu_pages_stats(pages, &counts));
     CHECK(counts.lost == 1);

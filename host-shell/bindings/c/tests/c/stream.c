@@ -3,8 +3,8 @@
 #include "nvme_gpu.h"
 #include "nvme_gpu_device.cuh"
 #include "check.h"
+#include "context.h"
 #include "requests.h"
-#include <cuda.h>
 #include <time.h>
 
 enum { ROWS = 4000, ROW = 512, MANY = 300, FIRST = 96 };
@@ -239,12 +239,9 @@ int main(int count, char **arguments)
     options.gpu_entries = 256;
     options.gpu_kernel_queues = 2;
     OK(nvme_gpu_open("sim:mem?size=4MiB&queues=32", 0, &options, &store));
+    CUcontext context = use_context_of_gpu();
     CUdevice gpu;
-    CUcontext context;
-    CUDA(cuInit(0));
     CUDA(cuDeviceGet(&gpu, 0));
-    CUDA(cuDevicePrimaryCtxRetain(&context, gpu));
-    CUDA(cuCtxSetCurrent(context));
     CUmodule module;
     CUfunction nothing;
     CUDA(cuModuleLoadData(&module, NOTHING));

@@ -4,8 +4,8 @@
  *  argv[1]: a file. */
 #include "nvme_gpu.h"
 #include "check.h"
+#include "context.h"
 #include "requests.h"
-#include <cuda.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -192,12 +192,7 @@ int main(int argc, char **argv)
     snprintf(file, sizeof(file), "file:%s", argv[1]);
     FILE *made = fopen(argv[1], "w");
     CHECK(made && ftruncate(fileno(made), 4 << 20) == 0 && fclose(made) == 0);
-    CUdevice gpu;
-    CUcontext context;
-    CUDA(cuInit(0));
-    CUDA(cuDeviceGet(&gpu, 0));
-    CUDA(cuDevicePrimaryCtxRetain(&context, gpu));
-    CUDA(cuCtxSetCurrent(context));
+    use_context_of_gpu();
     refused("sim:mem?size=4MiB&queues=24&latency=1ms");
     refused("stripe:sim:mem?size=4MiB&queues=24&latency=1ms|sim:mem?size=4MiB&queues=24&latency=1ms?stripe=64KiB");
     refused(file);

@@ -24,7 +24,7 @@ from ._loaders import Layer, LayerLoader
 from ._log import log_events
 from ._lookup_table import lookup_table
 from ._native import Array, __version__
-from ._pages import PagePins, PageStore, PendingPages
+from ._pages import PageBlocks, PagePins, PageStore, PendingPages
 from ._prefetch import Prefetch
 from ._search import Nearest, SearchIndex, build_index
 from ._store import Pending, Store, open, stats
@@ -51,6 +51,7 @@ __all__ = [
     "NvmeGpuError",
     "OutOfRange",
     "PageMiss",
+    "PageBlocks",
     "PagePins",
     "PageStore",
     "Pending",

@@ -11,6 +11,7 @@ from . import _buffers, _native, _page_pieces
 from ._arguments import whole
 from ._errors import NvmeGpuError, PageMiss, Usage, in_short
 from ._held import Held, OneProcess
+from ._page_pieces import PageBlocks
 from ._store import Pending, Store
 
 PageOutcome = Literal["stored", "present", "in_progress", "no_room"]
@@ -73,8 +74,8 @@ class PageStore(Held):
     damaged one (:attr:`formatted` says why); ``"never"`` raises then; ``"always"`` begins anew. Data that are no page store
     are never overwritten by ``"auto"``. Only the process that opened an area last may change it.
 
-    Pages are contiguous memory of the host, or of the store's GPU: a tensor of any stride, or a list of tensors. Any thread
-    may call. Closing the store closes this.
+    Pages are contiguous memory of the host, or of the store's GPU: a tensor of any stride, a list of tensors, or
+    :class:`PageBlocks`, which take the place of as many pages as they have. Any thread may call. Closing the store closes this.
 
     Raises :class:`Usage` for sizes that cannot be, and :class:`NvmeGpuError` with the code ``mismatch`` for an area that
     holds something else.
@@ -207,25 +208,27 @@ class PageStore(Held):
         """Pins the pages of the first keys, up to the first key without a page: none of them makes room for others."""
         return PagePins(self._native.pin_prefix([_bytes(key) for key in keys]))
 
-    def store_async(self, keys: Sequence[bytes], pages: Sequence[Any], *, stream: Any = None) -> PendingPages:
+    def store_async(self, keys: Sequence[bytes], pages: Sequence[Any] | PageBlocks, *, stream: Any = None) -> PendingPages:
         """Starts to store ``pages``; the result has an entry for each: ``"stored"``, found from now on, also after a power
         cut; ``"present"``, a page of this key was there; ``"in_progress"``, another call is storing this key; ``"no_room"``,
         all other pages are in use; or the :class:`NvmeGpuError` for which it was not stored.
 
         Pages in memory of a GPU are copied and checksummed there after what ``stream`` does before, as in
         :meth:`Table.gather`; once the stream has passed the copy, they may change."""
+        pages = [pages] if isinstance(pages, PageBlocks) else pages
         if _on_gpu(pages):
             operation, outcomes = self._native.store_on_gpu(*self._pieces(keys, pages, False, stream))
         else:
             operation, outcomes = self._native.store(*self._pairs(keys, pages, False))
         return PendingPages(operation, outcomes, _OUTCOMES)
 
-    def load_async(self, keys: Sequence[bytes], pages: Sequence[Any], *, stream: Any = None) -> PendingPages:
+    def load_async(self, keys: Sequence[bytes], pages: Sequence[Any] | PageBlocks, *, stream: Any = None) -> PendingPages:
         """Starts to fill ``pages``; the result has an entry for each: its length in bytes, or the :class:`NvmeGpuError`, a
         :class:`PageMiss` where the page should be computed. A page that was not loaded is zero.
 
         Pages in memory of a GPU: where :attr:`path` says so, the GPU reads them in ``stream``, and what the stream does
         later finds each page whole and checked, or zero."""
+        pages = [pages] if isinstance(pages, PageBlocks) else pages
         if _on_gpu(pages):
             operation, outcomes = self._native.load_on_gpu(*self._pieces(keys, pages, True, stream))
         else:
@@ -233,12 +236,12 @@ class PageStore(Held):
         return PendingPages(operation, outcomes, None)
 
     def put(
-        self, keys: Sequence[bytes], pages: Sequence[Any], *, stream: Any = None
+        self, keys: Sequence[bytes], pages: Sequence[Any] | PageBlocks, *, stream: Any = None
     ) -> list[PageOutcome | NvmeGpuError]:
         """Stores ``pages``, as :meth:`store_async`, and returns the outcome of each."""
         return self.store_async(keys, pages, stream=stream).result()
 
-    def get(self, keys: Sequence[bytes], pages: Sequence[Any], *, stream: Any = None) -> list[int | NvmeGpuError]:
+    def get(self, keys: Sequence[bytes], pages: Sequence[Any] | PageBlocks, *, stream: Any = None) -> list[int | NvmeGpuError]:
         """Fills ``pages``, as :meth:`load_async`, and returns the length of each, or the error."""
         return self.load_async(keys, pages, stream=stream).result()
 
@@ -277,8 +280,9 @@ class PageStore(Held):
     def _pieces(
         self, keys: Sequence[bytes], pages: Sequence[Any], writable: bool, stream: Any
     ) -> tuple[list[bytes], list[_native.View], list[list[tuple[int, int]]], int]:
-        if len(keys) != len(pages):
-            raise Usage(f"{len(keys)} keys do not match {len(pages)} pages", "pass one page for each key")
+        count = sum(len(page) if isinstance(page, PageBlocks) else 1 for page in pages)
+        if len(keys) != count:
+            raise Usage(f"{len(keys)} keys do not match {count} pages", "pass one page for each key")
         if self._store is None:
             raise Usage("a page lies in memory of a GPU, and the area is shared", "use memory of the host here")
         native, number = self._store._native, _buffers.stream_of(stream)
@@ -329,4 +333,4 @@ def _bytes(value: Any) -> bytes:
     return bytes(value)
 
 
-__all__ = ["PageMiss", "PageOutcome", "PagePins", "PageStore", "PendingPages"]
+__all__ = ["PageBlocks", "PageMiss", "PageOutcome", "PagePins", "PageStore", "PendingPages"]

@@ -57,6 +57,8 @@ def main() -> int:
             pinned = torch.empty(words.pages * page_bytes, dtype=torch.uint8, pin_memory=True)
             flat = torch.empty_like(pinned, device="cuda")
             host = pinned.numpy()
+            every = nvme_gpu.PageBlocks(cache, range(words.pages), axis)
+            every_given = nvme_gpu.PageBlocks(values, range(words.pages), axis)
             seconds: dict[str, list[float]] = {}
 
             def timed(way: str, call) -> object:
@@ -87,6 +89,18 @@ def main() -> int:
                 loaded = timed("load by the GPU", lambda: kv.get(keys, blocks))
                 assert loaded == [page_bytes] * words.pages, loaded
                 wrong += 0 if torch.equal(cache, values) else 1
+                kv.clear()
+                stored = timed("store of blocks by the GPU", lambda: kv.put(keys, every_given))
+                assert stored == ["stored"] * words.pages, stored
+                cache.zero_()
+                loaded = timed("load of blocks by the GPU", lambda: kv.get(keys, every))
+                assert loaded == [page_bytes] * words.pages, loaded
+                wrong += 0 if torch.equal(cache, values) else 1
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                under_way = kv.load_async(keys, every)
+                seconds.setdefault("until a load of blocks is submitted", []).append(time.perf_counter() - begin)
+                assert under_way.result() == [page_bytes] * words.pages
                 timed("load by the CPU, one copy", by_cpu)
                 timed("pread and one copy", pread)
             # A load into the stream, and work behind it that needs no wait of the host.

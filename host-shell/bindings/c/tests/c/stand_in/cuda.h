@@ -26,6 +26,7 @@ enum { CU_STREAM_NON_BLOCKING = 1 };
 #define cuMemcpyHtoD cuMemcpyHtoD_v2
 #define cuMemcpyDtoH cuMemcpyDtoH_v2
 #define cuMemsetD8 cuMemsetD8_v2
+#define cuMemcpyHtoDAsync cuMemcpyHtoDAsync_v2
 #define cuStreamDestroy cuStreamDestroy_v2
 #define cuStreamBeginCapture cuStreamBeginCapture_v2
 
@@ -42,6 +43,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned 
 CUresult cuMemAlloc(CUdeviceptr *address, size_t bytes);
 CUresult cuMemFree(CUdeviceptr address);
 CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t bytes);
+CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream);
 CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t bytes);
 CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t bytes);
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ import torch
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 
 from .._errors import NvmeGpuError, PageMiss, listed
-from .._pages import PagePins, PageStore, PendingPages
+from .._pages import PageBlocks, PagePins, PageStore, PendingPages
 from ._areas import close
 from ._vllm_lookups import StepMessage
 
@@ -108,6 +109,14 @@ class BlockLayout:
                 one = ChunkPlace(key, group, mine[place * count : (place + 1) * count])
                 (refused if None in one.blocks and not is_load else good).append(one)
         return good, refused
+
+    def of_gpu(self, places: Sequence[ChunkPlace]) -> list[PageBlocks]:
+        """The memory of chunks in that of a GPU; chunks of a group follow each other."""
+        groups = itertools.groupby(places, lambda place: place.group)
+        return [PageBlocks(self._rows(group), [place.blocks for place in some]) for group, some in groups]
+
+    def _rows(self, group: int) -> list[Any]:
+        return [self._tensors[tensor][:, :size] for tensor, size in self._refs[group]]
 
     def pieces(self, place: ChunkPlace) -> list[Any]:
         """The memory of a chunk; where a load has no block, memory of its own, because pieces of a load may not overlap."""
@@ -208,7 +217,7 @@ class PageWorker(OffloadingWorker):
             stream = self._streams[is_load]
             stream.wait_stream(torch.cuda.current_stream(self._layout.device))
         try:
-            pages = [self._page(job, place) for place in places]
+            pages = self._layout.of_gpu(places) if self._streams else [self._page(job, place) for place in places]
             move = self._pages.load_async if is_load else self._pages.store_async
             job.pending = move(self._keys([place.key for place in places]), pages, stream=stream)
         except NvmeGpuError as error:
@@ -222,8 +231,6 @@ class PageWorker(OffloadingWorker):
 
     def _page(self, job: MoveJob, place: ChunkPlace) -> Any:
         pieces = self._layout.pieces(place)
-        if self._streams:
-            return pieces
         if len(pieces) == 1:
             job.staged.append(None)
             return pieces[0]
