@@ -280,7 +280,8 @@ fn a_campaign_of_power_cuts_loses_nothing() {
             points.fetch_add(cuts, Relaxed);
         }
     };
-    std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(run))));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run))));
     let (points, histories) = (points.into_inner(), histories.into_inner());
     println!("{points} power cuts in {histories} histories");
     assert!(points >= wanted);
