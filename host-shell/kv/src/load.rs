@@ -30,8 +30,8 @@ pub struct PagePlace {
     pub length: u32,
     /// [`payload_checksum`] of the payload.
     pub checksum: u64,
-    /// The header.
-    pub header: StructureBlock,
+    /// The header, whose block is [`PageHeader::to_block`].
+    pub header: PageHeader,
 }
 
 /// The end of a read that a [`LoadPlan`] asked for.
@@ -236,7 +236,7 @@ impl<M: BlockMedium> PageStore<M> {
             offset: self.area.offset + self.area.layout.slot_at(record.slot),
             length: record.length,
             checksum: record.checksum,
-            header: header.to_block(),
+            header,
         }
     }
 

@@ -235,13 +235,14 @@ impl<M: BlockMedium> PageStore<M> {
             .iter()
             .map(|place| tail_of(pages[place.number].1))
             .collect();
+        let headers: Vec<_> = places.iter().map(|place| place.header.to_block()).collect();
         let mut transfers = Vec::with_capacity(3 * places.len());
         let mut of_page = Vec::with_capacity(3 * places.len());
         for (at, (place, tail)) in places.iter().zip(&tails).enumerate() {
             let payload = pages[place.number].1;
             let whole = payload.len() - payload.len() % UNIT as usize;
             let mut to = place.offset;
-            for part in [&place.header[..], &payload[..whole], &tail[..]] {
+            for part in [&headers[at][..], &payload[..whole], &tail[..]] {
                 if !part.is_empty() {
                     transfers.push(StoreTransfer::Write(to, part));
                     of_page.push(at);

@@ -10,6 +10,7 @@ use nvme_host::cuda::{
 };
 use nvme_host::store::{GpuOptions, status};
 use nvme_host::{Error, Store, StoreOptions};
+use nvme_kv::format::payload_checksum;
 use nvme_kv::{
     AreaRequest, ArrivedPage, KvError, LoadPlan, LoadedPage, ModelFingerprint, PageFault, PageKey,
     PageStore, PayloadFacts, StoreOutcome,
@@ -114,12 +115,14 @@ impl Fixture {
             .collect();
         let plan = self.pages.plan_store(&facts);
         let places = plan.places();
+        let headers: Vec<_> = places.iter().map(|place| place.header.to_block()).collect();
         let writes: Vec<PageWrite<'_>> = places
             .iter()
-            .map(|place| PageWrite {
+            .zip(&headers)
+            .map(|(place, header)| PageWrite {
                 page: place.number,
                 offset: place.offset,
-                header: &place.header,
+                header,
             })
             .collect();
         let written = self
@@ -146,7 +149,7 @@ impl Fixture {
                 offset: place.offset,
                 bytes: place.length,
                 checksum: place.checksum,
-                header: &place.header,
+                header_checksum: payload_checksum(&place.header.to_block()),
                 pieces: &extents[place.number],
             })
             .collect();
@@ -479,7 +482,7 @@ fn more_pages_than_are_staged_at_a_time_follow_in_the_stream() {
             offset: place.offset,
             bytes: place.length,
             checksum: place.checksum,
-            header: &place.header,
+            header_checksum: payload_checksum(&place.header.to_block()),
             pieces: &pieces[1],
         };
         count

@@ -9,7 +9,6 @@ use crate::leftovers;
 use crate::pointer::MemoryUse;
 use crate::rows::{GpuRows, LaunchSequence, PendingRows, ReadList};
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::hash;
 use nvme_gpu_kernel::pages::{
     CheckPages, CopyPages, HEADER_BYTES, PageArrival, PagePiece, PageStaging, page_code,
 };
@@ -32,8 +31,8 @@ pub struct PageRead<'a> {
     pub bytes: u32,
     /// XXH3 of the payload that was committed.
     pub checksum: u64,
-    /// The header that was committed.
-    pub header: &'a [u8; HEADER],
+    /// XXH3 of the header that was committed.
+    pub header_checksum: u64,
     /// Memory of the GPU with room for the payload at least.
     pub pieces: &'a [PageExtent],
 }
@@ -267,7 +266,7 @@ fn put_words(
                 staged: range.to,
                 pieces: memory.device(at_pieces),
                 checksum: page.checksum,
-                header_checksum: hash::of_bytes(page.header),
+                header_checksum: page.header_checksum,
                 piece_count: pieces.len() as u32,
                 bytes: page.bytes,
                 first_read: reads as u32,

@@ -16,7 +16,7 @@ pub use superblock::SuperBlock;
 pub(crate) use checkpoint::{CHECKPOINT_ENTRY_BYTES, read_entry, write_entry};
 pub(crate) use superblock::SuperBlockFault;
 
-use crc::{CRC_64_NVME, Crc, Table};
+use crc_fast::{CrcAlgorithm, Digest};
 
 /// Bytes of a block of the format, a multiple of the drive's.
 pub const UNIT: u64 = 4096;
@@ -27,15 +27,13 @@ pub const VERSION: u32 = 1;
 /// Bytes of a block before its checksum.
 pub(crate) const SUMMED: usize = UNIT as usize - 8;
 
-static CRC: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_NVME);
-
 /// The random name that formatting gives a store, and that all its structures have. Structures of the store that was
 /// here before have another one.
 pub type InstanceId = [u8; 16];
 
 /// Returns the CRC-64/NVME of several parts.
 pub(crate) fn crc_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
-    let mut digest = CRC.digest();
+    let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
     parts.into_iter().for_each(|part| digest.update(part));
     digest.finalize()
 }

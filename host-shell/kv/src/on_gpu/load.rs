@@ -1,5 +1,6 @@
 use super::way::{GpuPages, GpuWay, OwnPages, OwnWay, PageJob, all_failed, at_hand, way_of};
 use crate::error::{KvError, Result};
+use crate::format::payload_checksum;
 use crate::key::PageKey;
 use crate::load::{ArrivedPage, LoadPlan, LoadedPage, PagePlace};
 use nvme_cuda::{
@@ -45,7 +46,8 @@ pub fn load<K: Clone + Send + 'static>(
                 offset: place.offset,
                 bytes: place.length,
                 checksum: place.checksum,
-                header: &place.header,
+                // One block at a time: those of all pages would be new memory for each.
+                header_checksum: payload_checksum(&place.header.to_block()),
                 pieces: pages.extents_of(place.number),
             })
             .collect();

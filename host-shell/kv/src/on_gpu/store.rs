@@ -110,13 +110,15 @@ fn write_places(
     (places, of_page): (&[PagePlace], &[Option<usize>]),
     limit: Duration,
 ) -> DriveResult<Vec<DriveResult<()>>> {
+    let headers: Vec<_> = places.iter().map(|place| place.header.to_block()).collect();
     let writes: Option<Vec<PageWrite<'_>>> = places
         .iter()
-        .map(|place| {
+        .zip(&headers)
+        .map(|(place, header)| {
             Some(PageWrite {
                 page: of_page[place.number]?,
                 offset: place.offset,
-                header: &place.header,
+                header,
             })
         })
         .collect();

@@ -262,7 +262,7 @@ fn power_cuts_around_checkpoints_lose_nothing() {
 fn a_campaign_of_power_cuts_loses_nothing() {
     let wanted = match std::env::var("NVME_KV_CRASH_POINTS") {
         Ok(text) => text.parse().expect("NVME_KV_CRASH_POINTS is a number"),
-        Err(_) => 2000,
+        Err(_) => 500,
     };
     let (points, histories) = (AtomicU64::new(0), AtomicU64::new(0));
     let run = || {

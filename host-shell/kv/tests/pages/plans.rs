@@ -22,7 +22,7 @@ fn facts<M: BlockMedium>(store: &PageStore<M>, number: u64) -> PayloadFacts {
 /// Writes the pages of a plan's places as a caller does: header, then payload in whole blocks.
 fn write<M: BlockMedium>(store: &PageStore<M>, places: &[nvme_kv::PagePlace]) {
     for place in places {
-        let mut bytes = place.header.to_vec();
+        let mut bytes = place.header.to_block().to_vec();
         bytes.extend(payload(place.number as u64, 0));
         bytes.resize(bytes.len().next_multiple_of(4096), 0);
         store.medium().write_durable(place.offset, &bytes).unwrap();
@@ -73,7 +73,7 @@ fn what_a_reader_says_of_a_page_is_compared_with_what_was_committed() {
     let places = plan.places();
     assert_eq!(places.len(), 6);
     let read = |place: usize, header: usize| ArrivedPage::Read {
-        header: Box::new(places[header].header),
+        header: Box::new(places[header].header.to_block()),
         checksum: places[place].checksum,
     };
     let arrived = [
