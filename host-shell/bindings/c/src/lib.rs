@@ -10,8 +10,8 @@
 //! - [`handles`], [`opened`]: open objects; [`process`]: state that a child of `fork` must not inherit.
 //! - [`border`]: the FFI boundary of each call.
 //! - [`request`], [`rows`]: the parts that functions of tables share.
-//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`], [`halves`],
-//!   [`device`], [`insight`], [`pages`]: the functions.
+//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`], [`notices`],
+//!   [`halves`], [`device`], [`insight`], [`pages`]: the functions.
 // The functions document themselves for readers of the header; the general contract for pointers is in its
 // head.
 #![allow(clippy::missing_safety_doc)]
@@ -23,6 +23,7 @@ pub mod halves;
 pub mod handles;
 pub mod insight;
 pub mod memory;
+pub mod notices;
 pub mod opened;
 pub mod pages;
 pub mod pending;

@@ -52,7 +52,7 @@ const RENAMED: [(&str, &str); 21] = [
 ];
 
 /// The files with functions, in the order of the header.
-const FILES: [&str; 13] = [
+const FILES: [&str; 14] = [
     "status.rs",
     "version.rs",
     "opened.rs",
@@ -63,6 +63,7 @@ const FILES: [&str; 13] = [
     "request.rs",
     "table.rs",
     "pending.rs",
+    "notices.rs",
     "halves.rs",
     "device.rs",
     "pages.rs",
@@ -87,6 +88,7 @@ fn made() -> String {
             rename: rename.into_iter().collect(),
             exclude: [
                 "OperationReport",
+                "EndNotices",
                 "OpenedStore",
                 "OpenTable",
                 "OpenDevice",
