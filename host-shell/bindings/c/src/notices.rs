@@ -37,7 +37,7 @@ pub struct EndNotices(Mutex<NoticeState>);
 struct NoticeState {
     is_told: bool,
     files: Vec<OwnedFd>,
-    waiters: Vec<Weak<Wakeup>>,
+    waiters: Vec<Weak<WakeupCall>>,
 }
 
 impl EndNotices {
@@ -73,7 +73,7 @@ impl EndNotices {
         }
     }
 
-    fn add_waiter(&self, waiter: &Arc<Wakeup>) {
+    fn add_waiter(&self, waiter: &Arc<WakeupCall>) {
         let mut state = lock(&self.0);
         match state.is_told {
             true => waiter.wake(),
@@ -100,12 +100,12 @@ fn raise(file: &OwnedFd) {
 
 /// Wakes a thread that waits for one of several operations.
 #[derive(Default)]
-struct Wakeup {
+struct WakeupCall {
     is_awake: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Wakeup {
+impl WakeupCall {
     fn wake(&self) {
         *lock(&self.is_awake) = true;
         self.changed.notify_all();
@@ -262,7 +262,7 @@ pub unsafe extern "C" fn nvme_gpu_pending_wait_any(
                 "name a size_t for the place",
             ));
         }
-        let wakeup = Arc::<Wakeup>::default();
+        let wakeup = Arc::<WakeupCall>::default();
         for (_, operation) in &operations {
             operation.notices.add_waiter(&wakeup);
         }
