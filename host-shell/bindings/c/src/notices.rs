@@ -199,7 +199,7 @@ fn eventfd(fd: c_int) -> Answer<OwnedFd> {
         0.. => std::fs::read_link(format!("/proc/self/fd/{fd}")),
         _ => return Err(usage(format!("{fd} is no file descriptor"))),
     };
-    let kind = kind.map_err(|error| usage(format!("descriptor {fd}: {error}")))?;
+    let kind = kind.map_err(|error| usage(format!("descriptor {fd} is not open: {error}")))?;
     if kind.as_os_str() != "anon_inode:[eventfd]" {
         return Err(usage(format!(
             "descriptor {fd} is {}, and no eventfd",

@@ -49,7 +49,7 @@ fn svg(title: &str, cells: &Buffer) -> String {
     text
 }
 
-/// Whether a cell is bold, and whether its colours are exchanged.
+/// Returns whether a cell is bold, and whether its colours are exchanged.
 fn look(cell: &Cell) -> (bool, bool) {
     (
         cell.modifier.contains(Modifier::BOLD),
