@@ -9,6 +9,7 @@
 //! - [`status`]: numbers and texts of errors, those of this thread.
 //! - [`handles`], [`opened`]: open objects; [`process`]: state that a child of `fork` must not inherit.
 //! - [`border`]: the FFI boundary of each call.
+//! - [`ends`]: the eventfds and threads that learn the end of an operation.
 //! - [`request`], [`rows`]: the parts that functions of tables share.
 //! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`], [`notices`],
 //!   [`halves`], [`device`], [`insight`], [`pages`]: the functions.
@@ -19,6 +20,7 @@
 pub mod batch;
 pub mod border;
 pub mod device;
+pub mod ends;
 pub mod halves;
 pub mod handles;
 pub mod insight;

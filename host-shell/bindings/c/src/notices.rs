@@ -6,14 +6,14 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, call, put};
+use crate::ends::{WakeupCall, lock};
 use crate::pending::{PendingHandle, WaitingOperation, operation, unfinished};
 use crate::process::PerProcess;
 use crate::status::{CallFailure, nvme_gpu_status};
 use nvme_host::Error;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::c_int;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// Most operations of a wait.
@@ -24,101 +24,6 @@ const NAP: Duration = Duration::from_micros(50);
 const LONGEST_NAP: Duration = Duration::from_millis(2);
 /// Longest pause of a wait for threads of the library, which wake it.
 const LONG: Duration = Duration::from_secs(60);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Those who want to know the end of an operation.
-#[derive(Default)]
-pub struct EndNotices(Mutex<NoticeState>);
-
-#[derive(Default)]
-struct NoticeState {
-    is_told: bool,
-    files: Vec<OwnedFd>,
-    waiters: Vec<Weak<WakeupCall>>,
-}
-
-impl EndNotices {
-    /// Tells all that the operation has ended.
-    pub fn tell(&self) {
-        let mut state = lock(&self.0);
-        state.is_told = true;
-        let (files, waiters) = (
-            std::mem::take(&mut state.files),
-            std::mem::take(&mut state.waiters),
-        );
-        drop(state);
-        files.iter().for_each(raise);
-        for waiter in waiters.iter().filter_map(Weak::upgrade) {
-            waiter.wake();
-        }
-    }
-
-    /// Tells no eventfd any more.
-    pub fn cancel(&self) {
-        lock(&self.0).files.clear();
-    }
-
-    fn is_told(&self) -> bool {
-        lock(&self.0).is_told
-    }
-
-    fn add_file(&self, file: OwnedFd) {
-        let mut state = lock(&self.0);
-        match state.is_told {
-            true => raise(&file),
-            false => state.files.push(file),
-        }
-    }
-
-    fn add_waiter(&self, waiter: &Arc<WakeupCall>) {
-        let mut state = lock(&self.0);
-        match state.is_told {
-            true => waiter.wake(),
-            false => {
-                // Those of earlier waits that ended without this operation.
-                state.waiters.retain(|one| one.strong_count() > 0);
-                state.waiters.push(Arc::downgrade(waiter));
-            }
-        }
-    }
-}
-
-/// Adds 1 to an eventfd. One that is full is readable already, and a write would wait.
-fn raise(file: &OwnedFd) {
-    let mut files = [PollFd::new(file, PollFlags::OUT)];
-    let at_once = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    if poll(&mut files, Some(&at_once)).is_ok_and(|ready| ready == 1) {
-        let _ = rustix::io::write(file, &1u64.to_ne_bytes());
-    }
-}
-
-/// Wakes a thread that waits for one of several operations.
-#[derive(Default)]
-struct WakeupCall {
-    is_awake: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl WakeupCall {
-    fn wake(&self) {
-        *lock(&self.is_awake) = true;
-        self.changed.notify_all();
-    }
-
-    fn sleep(&self, limit: Duration) {
-        let is_awake = lock(&self.is_awake);
-        let slept = self
-            .changed
-            .wait_timeout_while(is_awake, limit, |awake| !*awake);
-        *slept.unwrap_or_else(PoisonError::into_inner).0 = false;
-    }
-}
 
 /// Operations on a GPU whose eventfds have not been raised.
 #[derive(Default)]

@@ -4,8 +4,8 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, Sized0, call, give, put, value};
+use crate::ends::EndNotices;
 use crate::handles::OpenHandles;
-use crate::notices::EndNotices;
 use crate::opened::OpenedStore;
 use crate::status::{CallFailure, NVME_GPU_ERROR_UNFINISHED, nvme_gpu_status};
 use nvme_host::store::{BackgroundOperation, RowReport};

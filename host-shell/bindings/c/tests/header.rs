@@ -88,7 +88,6 @@ fn made() -> String {
             rename: rename.into_iter().collect(),
             exclude: [
                 "OperationReport",
-                "EndNotices",
                 "OpenedStore",
                 "OpenTable",
                 "OpenDevice",

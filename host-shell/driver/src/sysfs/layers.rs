@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// Most devices on the way from a block device to a disk. The kernel allows fewer.
 const MOST_LEVELS: usize = 16;
 
-/// What lies below a block device.
+/// Layers and disks below a block device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockLayers {
     /// The devices above the disks, in words, from the top; none for a disk and for its partitions.
