@@ -49,8 +49,14 @@ pub fn reference(built: &Path, to: &Path) -> Result<(), Failure> {
     if !modules.lines().any(|module| module == "nvme_gpu") {
         return Err(Failure::new("nvme_gpu cannot be imported"));
     }
+    // Without this pdoc adds every module below a package, also those that cannot be imported.
+    let all: Vec<&str> = modules.lines().collect();
+    let no_others = format!("!(?!(?:{})$)", all.join("|"));
     let mut pdoc = tools.run("pdoc");
     pdoc.args(["--docformat", "restructuredtext", "--no-show-source"]);
-    pdoc.arg("--output-directory").arg(to).args(modules.lines());
+    pdoc.arg("--output-directory")
+        .arg(to)
+        .args(&all)
+        .arg(no_others);
     check(pdoc.env("PYTHONPATH", package))
 }
