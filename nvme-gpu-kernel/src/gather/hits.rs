@@ -2,7 +2,7 @@
 //! while it holds the station, and a copy of it in memory of the host, which the host reads at any time.
 //!
 //! The order of calls: [`add`](HitCount::add) by one lane of each warp; after a barrier [`sum`](HitCount::sum) and
-//! [`show`](HitCount::show) by one thread of the block, before the station is given back.
+//! [`show`](HitCount::show) by one thread of the block, before the station is freed.
 // UNSAFETY: the words lie at addresses that the host vouches for.
 #![allow(unsafe_code)]
 

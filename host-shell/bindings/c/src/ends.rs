@@ -41,7 +41,7 @@ impl EndNotices {
         lock(&self.0).files.clear();
     }
 
-    /// True if the operation has ended, and this was told.
+    /// True if the end was announced.
     pub fn is_told(&self) -> bool {
         lock(&self.0).is_told
     }

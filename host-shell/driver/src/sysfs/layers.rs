@@ -37,7 +37,7 @@ impl SysfsHost {
     }
 
     fn below(&self, place: &Path, found: &mut BlockLayers, levels: usize) {
-        // A partition of a RAID array has no list of its own.
+        // A partition of a RAID array has the list of the array.
         let place = match place.join("partition").exists() {
             true if place.parent().is_some_and(has_slaves) => place.parent().unwrap_or(place),
             _ => place,
