@@ -63,7 +63,7 @@ pub mod cuda {
 
 pub use nvme_bench as bench;
 pub use nvme_core as core;
-pub use nvme_doctor::{doctor, topology};
+pub use nvme_doctor::{advice, doctor, topology};
 #[cfg(feature = "sim")]
 pub use nvme_driver::sim;
 #[cfg(feature = "vfio")]

@@ -129,8 +129,10 @@ pub struct CacheWords {
     /// Address of `line_bytes` bytes for each line.
     pub data: u64,
     /// Address of the [`WriteCounts`](crate::row_cache::WriteCounts) in host memory: writes of the host that have ended.
+    /// A `u64` for each station follows them: the rows that its blocks found in caches, for the host.
     pub written_by_host: u64,
-    /// Address of a `u64` in GPU memory: the number of blocks of scatters that have ended.
+    /// Address of a `u64` in GPU memory: the number of blocks of scatters that have ended. A `u64` for each station
+    /// follows it: the rows that its blocks found in caches.
     pub written_by_gpu: u64,
     /// Number of lines.
     pub lines: u32,

@@ -75,8 +75,8 @@ impl World {
             line_ids: wide(WAYS, 0),
             epochs: wide(WAYS, 0),
             lines: wide(WAYS * ROW as usize / 8 + 1, CANARY),
-            by_host: wide(WRITE_WORDS, 0),
-            by_gpu: wide(1, 0),
+            by_host: wide(WRITE_WORDS + 1, 0),
+            by_gpu: wide(2, 0),
             ids: wide(COUNT, 0),
             out: wide(COUNT * ROW as usize / 8, CANARY),
             status: words(COUNT),
@@ -195,6 +195,11 @@ impl World {
         RunningLaunch::new(grid, kernel).run(|| self.serve());
     }
 
+    /// Returns the number of rows that were found in the cache so far, as the host reads it.
+    fn hits(&self) -> u64 {
+        self.by_host[WRITE_WORDS].load(Order::Relaxed, Scope::Sys)
+    }
+
     /// Returns the number of lines that are being filled or read.
     fn lines_in_use(&self) -> usize {
         let in_use = |word: &&AtomicU32| word.load(Order::Relaxed, Scope::Gpu) & 0x3FFD != 0;
@@ -208,8 +213,10 @@ const ALL_OK: [i32; COUNT] = [code::OK; COUNT];
 fn rows_are_read_once_and_then_come_from_the_cache() {
     let world = World::new();
     assert_eq!(world.gather(SOME), (ALL_OK, 4), "row 3 is there twice");
-    for _ in 0..3 {
+    assert_eq!(world.hits(), 0);
+    for run in 1..=3 {
         assert_eq!(world.gather(SOME), (ALL_OK, 0));
+        assert_eq!(world.hits(), run * COUNT as u64, "each row of a gather");
     }
     assert_eq!((world.lines_in_use(), world.ring.in_flight()), (0, 0));
 }
@@ -223,7 +230,7 @@ fn a_row_that_could_not_be_read_is_not_in_the_cache() {
     assert_eq!(world.gather(SOME), (codes, 4));
     // The rows that were read are in the cache. The others are asked for again, and fail again.
     assert_eq!(world.gather(SOME), (codes, 2));
-    assert_eq!(world.lines_in_use(), 0);
+    assert_eq!((world.lines_in_use(), world.hits()), (0, 2));
     world.bad.borrow_mut().clear();
     assert_eq!(world.gather(SOME), (ALL_OK, 2));
     assert_eq!(world.gather(SOME), (ALL_OK, 0));

@@ -4,7 +4,7 @@
 use crate::doctor::judge;
 use crate::nvidia::{self, NvidiaDriver};
 use crate::topology::{FeatureVerdict, MachineTopology, SharedMemoryGpus, meaning};
-use nvme_driver::sysfs::{PciAddress, SysfsHost};
+use nvme_driver::sysfs::{LayeredDisk, PciAddress, SysfsHost};
 use serde::Serialize;
 use std::fmt;
 
@@ -72,32 +72,57 @@ pub fn advise(host: &SysfsHost, facts: &AdviceFacts<'_>) -> PathAdvice {
 /// Returns the way above a file or block device of the system, and what stands between.
 fn above_file(host: &SysfsHost, disk: (u32, u32)) -> (String, String) {
     let better = "commands of this process, or of a GPU, to the drive itself".to_owned();
-    let between = match controller_of(host, disk) {
-        None => "the file does not lie on a partition or namespace of an NVMe drive of this machine: copy it to one"
-            .to_owned(),
-        Some(controller) => {
-            let (is_usable, _, text) = judge(host, &controller, &MachineTopology::with(host, &SharedMemoryGpus::here()));
-            match is_usable {
-                true => format!(
-                    "the drive {controller} belongs to Linux: `nvme-gpu bind {controller}`, then open vfio:{controller}"
-                ),
-                false => format!("the drive {controller} {text}"),
-            }
+    let below = host.block_layers(disk);
+    let between = match (below.layers.as_slice(), below.disks.as_slice()) {
+        ([], [one]) => match one.controller {
+            Some(controller) => above_disk(host, controller),
+            None => format!("it lies on {}, which is no NVMe drive: copy it to one", one.name),
+        },
+        ([], _) => {
+            "the file does not lie on a partition or namespace of an NVMe drive of this machine: copy it to one"
+                .to_owned()
         }
+        (layers, disks) => under_layers(layers, disks),
     };
     (better, between)
 }
 
-/// Returns the PCI address of the NVMe controller that a block device is a namespace or partition of.
-fn controller_of(host: &SysfsHost, (major, minor): (u32, u32)) -> Option<String> {
-    let link = host.path(format!("sys/dev/block/{major}:{minor}"));
-    let place = std::fs::canonicalize(link).ok()?;
-    let names = place.iter().filter_map(|name| name.to_str());
-    let address = names
-        .rev()
-        .find_map(|name| name.parse::<PciAddress>().ok())?;
-    let function = host.function(address)?;
-    function.is_nvme().then(|| address.to_string())
+/// Returns what keeps a controller of PCIe, whose disk a file lies on, from this process.
+fn above_disk(host: &SysfsHost, controller: PciAddress) -> String {
+    let topology = MachineTopology::with(host, &SharedMemoryGpus::here());
+    let (is_usable, _, text) = judge(host, &controller.to_string(), &topology);
+    match is_usable {
+        true => format!(
+            "the drive {controller} belongs to Linux: `nvme-gpu bind {controller}`, then open vfio:{controller}"
+        ),
+        false => format!("the drive {controller} {text}"),
+    }
+}
+
+/// Returns what stands between the drives and a file on a device that Linux makes of them.
+fn under_layers(layers: &[String], disks: &[LayeredDisk]) -> String {
+    let drives = disks.iter().map(|disk| match disk.controller {
+        Some(controller) => format!("{controller} ({})", disk.name),
+        None => format!("{}, which is no NVMe drive", disk.name),
+    });
+    let drives: Vec<String> = drives.collect();
+    let layers = layers.join(" on ");
+    let nvme = disks
+        .iter()
+        .filter(|disk| disk.controller.is_some())
+        .count();
+    let remedy = match nvme {
+        0 => "copy the data to an NVMe drive",
+        1 => "copy the data to a drive without them, and open that",
+        _ => "copy the data to one drive, or in stripes to several (`stripe:`), and open those",
+    };
+    match drives.as_slice() {
+        [] => format!("{layers}, whose bytes only Linux finds: {remedy}"),
+        drives => format!(
+            "{layers}, whose bytes only Linux finds, on {}: {remedy}",
+            drives.join(" and ")
+        ),
+    }
 }
 
 /// Returns the way above CPU threads that drive a controller, and what stands between.
@@ -201,6 +226,41 @@ mod tests {
             text.contains("cannot be used") && text.contains("in use"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn below_raid_and_lvm_are_their_drives() {
+        let tree = drive();
+        let disk = format!("sys/devices/pci0000:00/{SSD}/nvme/nvme0/nvme0n1");
+        tree.block(&disk, "259:0", &[]);
+        let sda = "sys/devices/pci0000:00/0000:00:1f.2/ata1/host0/block/sda";
+        tree.block(sda, "8:0", &[]);
+        let array = "sys/devices/virtual/block/md0";
+        tree.block(array, "9:0", &[&disk, sda]);
+        tree.file(&format!("{array}/md/level"), "raid1\n");
+        let volume = "sys/devices/virtual/block/dm-3";
+        tree.block(volume, "253:3", &[array]);
+        tree.file(&format!("{volume}/dm/name"), "vg-data\n");
+        tree.file(&format!("{volume}/dm/uuid"), "LVM-x\n");
+        let on = |disk: (u32, u32)| {
+            let file = AdviceFacts {
+                disk: Some(disk),
+                ..facts("/dev/mapper/vg-data", None)
+            };
+            between(&tree, &file)
+        };
+        assert_eq!(
+            on((253, 3)),
+            "the logical volume vg-data (LVM) on the RAID array md0 (raid1), whose bytes only Linux finds, on \
+             0000:02:00.0 (nvme0n1) and sda, which is no NVMe drive: copy the data to a drive without them, and open that"
+        );
+        assert!(on((9, 0)).starts_with("the RAID array md0 (raid1), whose bytes"));
+        assert!(on((259, 0)).contains(&format!("`nvme-gpu bind {SSD}`")));
+        assert_eq!(
+            on((8, 0)),
+            "it lies on sda, which is no NVMe drive: copy it to one"
+        );
+        assert!(on((8, 1)).contains("does not lie on"));
     }
 
     #[test]

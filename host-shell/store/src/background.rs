@@ -132,13 +132,18 @@ pub struct BackgroundOperation<T> {
 struct ResultSlot<T> {
     end: Mutex<OperationEnd<T>>,
     ended: Condvar,
+    /// Functions that run when the end is known.
+    notices: Mutex<Vec<EndNotice>>,
 }
+
+type EndNotice = Box<dyn FnOnce() + Send>;
 
 impl<T> Default for ResultSlot<T> {
     fn default() -> Self {
         Self {
             end: Mutex::new(OperationEnd::Open),
             ended: Condvar::new(),
+            notices: Mutex::default(),
         }
     }
 }
@@ -154,6 +159,9 @@ impl<T> ResultSlot<T> {
     fn end(&self, result: std::result::Result<T, String>) {
         *lock(&self.end) = OperationEnd::Ended(result);
         self.ended.notify_all();
+        // Taken after the end was made known: a notice that is added later finds it.
+        let notices = std::mem::take(&mut *lock(&self.notices));
+        notices.into_iter().for_each(|notice| notice());
     }
 }
 
@@ -177,6 +185,18 @@ impl<T> BackgroundOperation<T> {
         let waited = self.slot.ended.wait_timeout_while(end, limit, is_open);
         let (mut end, _) = waited.unwrap_or_else(PoisonError::into_inner);
         !is_open(&mut end)
+    }
+
+    /// Runs `notice` once the end of the call is known: on the thread of the call, which it must not keep waiting, or here
+    /// if the call has ended.
+    pub fn when_ended(&self, notice: impl FnOnce() + Send + 'static) {
+        let mut notices = lock(&self.slot.notices);
+        if !self.is_done() {
+            notices.push(Box::new(notice));
+            return;
+        }
+        drop(notices);
+        notice();
     }
 
     /// Returns the result of the call; `None` before its end, and once it was taken.
@@ -268,6 +288,25 @@ mod tests {
         assert!(is_dropped.try_recv().is_err());
         go.send(()).unwrap();
         is_dropped.recv_timeout(LONG).unwrap();
+    }
+
+    #[test]
+    fn a_notice_comes_once_after_the_end_and_at_once_when_it_is_over() {
+        let store = store();
+        let (go, gone) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        let operation = Arc::new(store.in_background(move |_| gone.recv().unwrap()).unwrap());
+        let (seen, notice) = (Arc::downgrade(&operation), tell.clone());
+        operation.when_ended(move || {
+            let is_done = seen.upgrade().is_some_and(|operation| operation.is_done());
+            notice.send(is_done).unwrap();
+        });
+        assert!(told.recv_timeout(Duration::from_millis(20)).is_err());
+        go.send(()).unwrap();
+        assert!(told.recv_timeout(LONG).unwrap());
+        operation.when_ended(move || tell.send(true).unwrap());
+        assert!(told.try_recv().unwrap());
+        assert!(told.try_recv().is_err());
     }
 
     #[test]

@@ -386,6 +386,8 @@ fn add_counts(counters: &StoreCounters, now: &nvme_cuda::RowCounts, last: &nvme_
         (BytesWritten, now.written.bytes, last.written.bytes),
         (UniqueAsked, now.unique_asked, last.unique_asked),
         (UniqueRead, now.unique_read, last.unique_read),
+        (CacheAsked, now.cache_asked, last.cache_asked),
+        (CacheHits, now.cache_hits, last.cache_hits),
         (WaitedNs, now.waited_ns, last.waited_ns),
         // A gauge: the sum of the members' wraps around together with its parts.
         (LaunchesUnderWay, now.under_way, last.under_way),

@@ -12,6 +12,7 @@ use super::batched::{
     row_of_thread,
 };
 use super::failed::clear;
+use super::hits::HitCount;
 use super::map::OneRange;
 use super::warp::{CacheOf, leader_of};
 use super::{cache_of, epoch_of};
@@ -81,6 +82,8 @@ entry! {
             },
             data: cached.cache.data,
             line_bytes: cached.cache.line_bytes,
+            words: cached.cache,
+            hits: 0,
         };
         let (index, is_live) = row_of_thread(batched, first);
         let place = rows.place(id).filter(|_| is_live);
@@ -93,6 +96,7 @@ entry! {
         let row = CachedRow::find(&of, id as u64, place);
         // The barrier of the vote comes between all stores to the words and the first load.
         let misses = block.vote(row.is_missing()).total;
+        let found = arch::ballot(arch::FULL, row.is_found()).count_ones();
         let station = words.get(STATION);
         let queue = match station {
             NO_STATION => None,
@@ -109,7 +113,14 @@ entry! {
                     None => code::OUT_OF_RANGE,
                 }
             }
-            _ => copy_all(&mut work, (&of, &words), row, (first, count), misses != 0),
+            _ => {
+                // SAFETY: the caller keeps the conditions; the station is this block's.
+                let hits = unsafe { HitCount::of(&cached.cache, station) };
+                if arch::lane() == 0 {
+                    hits.add(found);
+                }
+                copy_all(&mut work, (&of, &words, hits), row, (first, count), misses != 0)
+            }
         };
         clear(rows, index, is_live && became != code::OK);
         work.failed.note(rows, index, is_live, (None, became));
@@ -151,6 +162,11 @@ impl CachedRow {
     }
 
     #[inline(always)]
+    fn is_found(&self) -> bool {
+        self.place.is_some() && self.source != NOWHERE
+    }
+
+    #[inline(always)]
     fn is_missing(&self) -> bool {
         self.place.is_some() && self.source == NOWHERE
     }
@@ -169,7 +185,7 @@ impl CachedRow {
 #[inline(always)]
 fn copy_all(
     work: &mut BatchWork<'_, '_, OneRange>,
-    (of, words): (&CacheOf<'_>, &BlockWords),
+    (of, words, hits): (&CacheOf<'_>, &BlockWords, HitCount),
     row: CachedRow,
     (first, count): (u64, u32),
     has_misses: bool,
@@ -207,6 +223,9 @@ fn copy_all(
         words.put(SOURCES + thread, source);
         words.put(TARGETS + thread, target);
         block.sync();
+        // Loaded now and stored after the copy, which hides the time of the load.
+        let shows = pass == 0 && block.leads();
+        let found = if shows { hits.sum() } else { 0 };
         let run = CopyRun {
             words,
             first,
@@ -217,6 +236,9 @@ fn copy_all(
             4 => run.copy::<4>(work, of, units),
             3 => run.copy::<3>(work, of, units),
             _ => run.copy::<LEAST_SHIFT>(work, of, units),
+        }
+        if shows {
+            hits.show(found);
         }
         // All bytes are copied, and nothing reads the words any more.
         block.sync();

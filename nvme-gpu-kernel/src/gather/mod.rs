@@ -20,6 +20,7 @@ mod failed;
 #[cfg(feature = "rows")]
 mod follow;
 mod halves;
+mod hits;
 mod map;
 mod mapped;
 mod members;
@@ -71,6 +72,7 @@ use crate::rows::{
     RangeSplit, RangesLaunch, STATION_CELLS, StripedGather, WARP_BYTES, code, worst,
 };
 use crate::station::{self, NO_STATION};
+use hits::HitCount;
 use map::{OneRange, RowMap};
 use members::StripeMembers;
 use nvme_core::group::ThreadGroup;
@@ -109,6 +111,8 @@ entry! {
             epoch: unsafe { epoch_of(&rows.cache, arch::block() * BLOCK_WARPS + arch::thread() / 32) },
             data: rows.cache.data,
             line_bytes: rows.cache.line_bytes,
+            words: rows.cache,
+            hits: 0,
         };
         // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe { gather(&rows.gather, Some(cache), None) }
@@ -289,8 +293,24 @@ unsafe fn gather_some<M: RowMap>(
         arch::block() * BLOCK_WARPS + arch::thread() / 32,
         arch::blocks() * BLOCK_WARPS,
     );
+    let hits = match &work.cache {
+        Some(of) if inside.station != NO_STATION => {
+            // SAFETY: this function's caller vouches for the launch; the block holds the station.
+            let count = unsafe { HitCount::of(&of.words, inside.station) };
+            if arch::lane() == 0 {
+                count.add(of.hits);
+            }
+            Some(count)
+        }
+        _ => None,
+    };
     let left = (&work.failed, work.has_lost);
-    launch::leave(rows, (&gate, inside.station), &block, left, || {});
+    // The barriers before the last call come after all additions.
+    launch::leave(rows, (&gate, inside.station), &block, left, || {
+        if let Some(count) = hits {
+            count.show(count.sum());
+        }
+    });
 }
 
 /// Takes a station for the block; returns it, the block, and the number of the launch's rows, `count` at most. Returns

@@ -19,7 +19,9 @@ use crate::gate::AdmissionGate;
 use crate::groups::GpuThread;
 use crate::launch::{self, WarpFailures};
 use crate::row_cache::{PinnedLine, RowCache};
-use crate::rows::{GatherLaunch, RANGES, RangePiece, RangeSplit, RangesLaunch, RowBlocks, code};
+use crate::rows::{
+    CacheWords, GatherLaunch, RANGES, RangePiece, RangeSplit, RangesLaunch, RowBlocks, code,
+};
 use crate::station::{self, LOOK_NS};
 use core::mem::offset_of;
 use nvme_core::SharedQueue;
@@ -32,6 +34,10 @@ pub struct CacheOf<'r> {
     pub epoch: u64,
     pub data: u64,
     pub line_bytes: u32,
+    /// Words of the launch.
+    pub words: CacheWords,
+    /// Number of rows that the warp found, the same in each lane.
+    pub hits: u32,
 }
 
 impl CacheOf<'_> {
@@ -181,8 +187,8 @@ impl<'r, M: RowMap> GatherWarp<'r, '_, M> {
     /// Tests if a line of the cache holds the lane's row, which then comes from there. Of the lanes with the
     /// same row one gets the line, pinned.
     #[inline(always)]
-    fn find(&self, row: &mut GatherRow<M>, wants: bool) -> (Option<PinnedLine>, bool) {
-        let Some(of) = &self.cache else {
+    fn find(&mut self, row: &mut GatherRow<M>, wants: bool) -> (Option<PinnedLine>, bool) {
+        let Some(of) = &mut self.cache else {
             return (None, false);
         };
         let leader = leader_of(row.id, wants);
@@ -195,6 +201,7 @@ impl<'r, M: RowMap> GatherWarp<'r, '_, M> {
         if is_hit {
             row.from = at;
         }
+        of.hits += arch::ballot(arch::FULL, is_hit).count_ones();
         (line, is_hit)
     }
 

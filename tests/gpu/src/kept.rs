@@ -60,13 +60,29 @@ fn reads(drive: &Drive) -> Outcome<u128> {
     Ok(sum)
 }
 
-/// Gathers `ids`, every row compared; fails unless the drive had this number of reads.
-fn read(drive: &Drive, table: RowTable, ids: Vec<i64>, expected: u128) -> Outcome<()> {
+/// Gathers `ids`, every row compared; fails unless the drive had this number of reads, and the cache this number of rows.
+fn read(drive: &Drive, table: RowTable, ids: Vec<i64>, expected: (u128, u64)) -> Outcome<()> {
     let (count, before) = (ids.len(), reads(drive)?);
-    counted(drive, (1, 0), || gather(drive, table, ids, 0))?;
-    match reads(drive)? - before {
+    let found = found(drive, count as u64, || {
+        counted(drive, (1, 0), || gather(drive, table, ids, 0))
+    })?;
+    match (reads(drive)? - before, found) {
         have if have == expected => Ok(()),
-        have => Err(format!("{have} reads for {count} ids, not {expected}")),
+        (reads, found) => Err(format!(
+            "{reads} reads and {found} rows of the cache for {count} ids, not {} and {}",
+            expected.0, expected.1
+        )),
+    }
+}
+
+/// Returns the number of rows that `run`, which gathers `count` rows, found in the cache, as the store counts them.
+fn found(drive: &Drive, count: u64, run: impl FnOnce() -> Outcome<()>) -> Outcome<u64> {
+    let before = drive.store().stats();
+    run()?;
+    let since = drive.store().stats().since(&before);
+    match since.cache_asked {
+        asked if asked == count => Ok(since.cache_hits),
+        asked => Err(format!("{asked} rows of {count} were counted")),
     }
 }
 
@@ -76,19 +92,19 @@ fn once(bench: &Bench) -> Outcome<String> {
     let table = drive.table(0, 512);
     drive.keep_rows(&table, 1 << 20)?;
     let again = |row: i64| (0..64).map(move |at| row + at % 9).collect::<Vec<i64>>();
-    read(&drive, table, again(0), 9)?;
-    read(&drive, table, again(0), 0)?;
-    // Four rows are in the cache.
-    read(&drive, table, again(5), 5)?;
+    read(&drive, table, again(0), (9, 0))?;
+    read(&drive, table, again(0), (0, 64))?;
+    // Four rows are in the cache, one of them eight times and three of them seven times.
+    read(&drive, table, again(5), (5, 29))?;
     // All of a warp are one row, and each row of a block is another one.
-    read(&drive, table, vec![700; 64], 1)?;
-    read(&drive, table, (100..164).collect(), 64)?;
-    read(&drive, table, (100..164).rev().collect(), 0)?;
+    read(&drive, table, vec![700; 64], (1, 0))?;
+    read(&drive, table, (100..164).collect(), (64, 0))?;
+    read(&drive, table, (100..164).rev().collect(), (0, 64))?;
     let new = [9; 512];
     drive.store().write_at(512, &new).map_err(text)?;
     drive.image_mut()[512..1024].copy_from_slice(&new);
-    read(&drive, table, again(0), 9)?;
-    read(&drive, table, again(0), 0)?;
+    read(&drive, table, again(0), (9, 0))?;
+    read(&drive, table, again(0), (0, 64))?;
     Ok("9 of 64, 0, 5, 1, 64, 0; after a write 9, 0".to_owned())
 }
 
@@ -180,10 +196,17 @@ fn too_many(bench: &Bench) -> Outcome<String> {
         (drive.table(2, 100), 8, (0, 1)),
     ] {
         drive.keep_rows(&table, 1 << 20)?;
-        for _ in 0..2 {
-            counted(&drive, counts, || {
-                gather(&drive, table, (0..count).collect(), 0)
+        for expected in [0, count as u64] {
+            let found = found(&drive, count as u64, || {
+                counted(&drive, counts, || {
+                    gather(&drive, table, (0..count).collect(), 0)
+                })
             })?;
+            if found != expected {
+                return Err(format!(
+                    "{found} rows of {count} were in the cache, not {expected}"
+                ));
+            }
         }
     }
     Ok("254 rows by owned queues, 255 by shared ones".to_owned())

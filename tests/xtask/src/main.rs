@@ -7,6 +7,7 @@ mod model;
 mod packages;
 mod release;
 mod simulate;
+mod site;
 mod test;
 mod wording;
 mod write_cache;
@@ -73,6 +74,8 @@ usage: cargo xtask <command>
                      make wheels, packages of Debian, archives, bills of materials and checksums for
                      x86-64 and aarch64, and try each in clean systems; uploads nothing. By hand, on
                      Debian, as root; takes an hour or more
+  site               make the documents as a book with search, and the references of the Rust libraries, of Python and of
+                     C, in target/site; needs mdbook, and installs pdoc; CI does not run it
   write-cache [--seconds N]
                      writes of 128 KiB to a served controller with and without its write cache,
                      in turns: with it they have 0.9 of the rate
@@ -103,6 +106,7 @@ fn main() -> ExitCode {
             ["kmod", rest @ ..] => kmod::command(rest),
             ["install-c", rest @ ..] => install_c::command(rest),
             ["release", rest @ ..] => release::command(rest),
+            ["site", rest @ ..] => site::command(rest),
             ["stress", rest @ ..] => stress::command(rest),
             ["simulate", rest @ ..] => simulate::command(rest),
             ["coverage"] => coverage::command(),

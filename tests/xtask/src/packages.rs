@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The published libraries; they need no other package of the workspace.
-const LIBRARIES: [&str; 24] = [
+pub const LIBRARIES: [&str; 24] = [
     "nvme-spec",
     "nvme-core",
     "nvme-ext4",

@@ -1247,10 +1247,35 @@ nvme_gpu_status nvme_gpu_pending_wait(struct nvme_gpu_pending_t *pending, uint64
 nvme_gpu_status nvme_gpu_pending_report(struct nvme_gpu_pending_t *pending, struct nvme_gpu_report *report);
 
 /*
- Frees the handle of an operation, which continues: its memory must stay valid until it has ended. NULL and a
- handle that was freed are ignored.
+ Frees the handle of an operation, which continues: its memory must stay valid until it has ended, and no eventfd
+ learns of that. NULL and a handle that was freed are ignored.
  */
 void nvme_gpu_pending_free(struct nvme_gpu_pending_t *pending);
+
+/*
+ Adds 1 to `eventfd` when the operation has ended, once; at once if it has ended. Its status is then known from
+ nvme_gpu_pending_poll(). Any number of operations may name one eventfd, and an operation several. The library keeps a
+ descriptor of its own, so that the caller may close its one at any time.
+
+ An operation that has no end, as that of a graph that is never launched, leaves the eventfd as it is: give poll(2) and
+ epoll_wait(2) a limit. nvme_gpu_pending_free() takes the operation's eventfds away.
+ Errors: NVME_GPU_ERROR_USAGE for a descriptor that is no eventfd; NVME_GPU_ERROR_CLOSED; NVME_GPU_ERROR_ENVIRONMENT.
+ */
+nvme_gpu_status nvme_gpu_pending_notify(struct nvme_gpu_pending_t *pending, int eventfd);
+
+/*
+ Waits until one of `count` operations has ended, `timeout_ms` at most (UINT64_MAX: without limit), and writes the
+ first place of one that has to `*index`. Its status is then known from nvme_gpu_pending_poll(). Places with NULL are
+ skipped: an operation that was seen is replaced by NULL, or it is found again.
+
+ Returns NVME_GPU_OK also where that operation failed. Errors: NVME_GPU_ERROR_UNFINISHED past the limit, and `*index` is
+ not written; NVME_GPU_ERROR_USAGE without an operation and for more than 1,048,576; NVME_GPU_ERROR_CLOSED for a handle
+ that is none, and nothing was waited for.
+ */
+nvme_gpu_status nvme_gpu_pending_wait_any(struct nvme_gpu_pending_t *const *pending,
+                                          size_t count,
+                                          uint64_t timeout_ms,
+                                          size_t *index);
 
 /*
  Begins a gather of rows on the store's GPU: puts a launch into the stream that submits the reads and leaves the GPU.

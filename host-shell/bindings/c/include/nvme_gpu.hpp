@@ -123,6 +123,8 @@ public:
         detail::check(status);
         return true;
     }
+    /* Adds 1 to an eventfd at the end. */
+    void notify(int eventfd) { detail::check(nvme_gpu_pending_notify(raw_.get(), eventfd)); }
     nvme_gpu_report report() const {
         nvme_gpu_report report{};
         report.size = sizeof(report);
@@ -134,6 +136,20 @@ public:
 private:
     detail::handle<nvme_gpu_pending_t, nvme_gpu_pending_free> raw_;
 };
+
+/* Waits until one of `all` has ended, `limit` at most: its place, or the number of all if none has. Pass those alone that
+ * were not seen to have ended. */
+inline std::size_t wait_any(const std::vector<pending> &all, std::chrono::milliseconds limit) {
+    std::vector<nvme_gpu_pending_t *> handles;
+    for (const pending &one : all)
+        handles.push_back(one.get());
+    std::size_t place = handles.size();
+    auto most = limit.count() < 0 ? 0 : static_cast<uint64_t>(limit.count());
+    nvme_gpu_status status = nvme_gpu_pending_wait_any(handles.data(), handles.size(), most, &place);
+    if (status != NVME_GPU_ERROR_UNFINISHED)
+        detail::check(status);
+    return place;
+}
 
 /* The number by which nvme_gpu.h names a type of ids. */
 template <typename Id> struct id_type;

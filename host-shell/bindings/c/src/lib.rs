@@ -9,9 +9,10 @@
 //! - [`status`]: numbers and texts of errors, those of this thread.
 //! - [`handles`], [`opened`]: open objects; [`process`]: state that a child of `fork` must not inherit.
 //! - [`border`]: the FFI boundary of each call.
+//! - [`ends`]: the eventfds and threads that learn the end of an operation.
 //! - [`request`], [`rows`]: the parts that functions of tables share.
-//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`], [`halves`],
-//!   [`device`], [`insight`], [`pages`]: the functions.
+//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`], [`notices`],
+//!   [`halves`], [`device`], [`insight`], [`pages`]: the functions.
 // The functions document themselves for readers of the header; the general contract for pointers is in its
 // head.
 #![allow(clippy::missing_safety_doc)]
@@ -19,12 +20,14 @@
 pub mod batch;
 pub mod border;
 pub mod device;
+pub mod ends;
 pub mod halves;
 pub mod handles;
 pub mod insight;
 #[cfg(feature = "cuda")]
 mod kept;
 pub mod memory;
+pub mod notices;
 pub mod opened;
 pub mod page_calls;
 pub mod page_sharing;

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, Sized0, call, give, put, value};
+use crate::ends::EndNotices;
 use crate::handles::OpenHandles;
 use crate::opened::OpenedStore;
 use crate::status::{CallFailure, NVME_GPU_ERROR_UNFINISHED, nvme_gpu_status};
@@ -145,11 +146,47 @@ enum OperationExecutor {
 pub struct WaitingOperation {
     under: OperationExecutor,
     ended: Mutex<Option<OperationReport>>,
+    pub notices: Arc<EndNotices>,
 }
 
 static PENDING: OpenHandles<Arc<WaitingOperation>> = OpenHandles::new();
 
+/// Returns the operation of a handle.
+pub fn operation(pending: *const PendingHandle) -> Answer<Arc<WaitingOperation>> {
+    PENDING.get(pending, "pending operation")
+}
+
 impl WaitingOperation {
+    fn new(under: OperationExecutor) -> Self {
+        let notices = Arc::<EndNotices>::default();
+        let to = Arc::clone(&notices);
+        match &under {
+            OperationExecutor::Threads(operation) => operation.when_ended(move || to.tell()),
+            // A GPU tells nobody.
+            #[cfg(feature = "cuda")]
+            OperationExecutor::Gpu(_) => {}
+            OperationExecutor::Ended => to.tell(),
+        }
+        Self {
+            under,
+            ended: Mutex::new(None),
+            notices,
+        }
+    }
+
+    /// True if the operation has ended, and its outcome is known.
+    pub fn has_ended(&self) -> bool {
+        self.settle(Duration::ZERO).is_some()
+    }
+
+    /// True if its end is known only to those who look.
+    pub fn is_silent(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        return matches!(self.under, OperationExecutor::Gpu(_));
+        #[cfg(not(feature = "cuda"))]
+        false
+    }
+
     /// Returns its outcome, if it has ended within `limit`.
     fn settle(&self, limit: Duration) -> Option<OperationReport> {
         match &self.under {
@@ -178,15 +215,18 @@ impl WaitingOperation {
     }
 
     fn status(&self, limit: Duration) -> Answer<()> {
-        match self.settle(limit) {
-            Some(outcome) => outcome.result(),
-            None => Err(CallFailure::new(
-                NVME_GPU_ERROR_UNFINISHED,
-                "the operation has not ended",
-                "wait for it, or longer; launch the graph that it was captured in",
-            )),
-        }
+        let outcome = self.settle(limit);
+        outcome.map_or_else(
+            || Err(unfinished("the operation has not ended")),
+            OperationReport::result,
+        )
     }
+}
+
+/// Returns the failure of a wait whose time is over.
+pub fn unfinished(cause: &str) -> CallFailure {
+    let remedy = "wait for it, or longer; launch the graph that it was captured in";
+    CallFailure::new(NVME_GPU_ERROR_UNFINISHED, cause, remedy)
 }
 
 /// Writes the handle of an operation to `to`; with NULL the operation continues without a handle.
@@ -197,10 +237,7 @@ unsafe fn hand_out(to: *mut *mut PendingHandle, under: OperationExecutor) -> Ans
     if to.is_null() {
         return Ok(());
     }
-    let waiting = WaitingOperation {
-        under,
-        ended: Mutex::new(None),
-    };
+    let waiting = WaitingOperation::new(under);
     // SAFETY: the caller's.
     unsafe { put(to, PENDING.open(Arc::new(waiting)), "pending") }
 }
@@ -292,10 +329,7 @@ pub fn wait_for_stream(
     bytes: u64,
     pending: nvme_host::cuda::PendingRows,
 ) -> Answer<OperationReport> {
-    let waiting = WaitingOperation {
-        under: OperationExecutor::Gpu(pending),
-        ended: Mutex::new(None),
-    };
+    let waiting = WaitingOperation::new(OperationExecutor::Gpu(pending));
     let limit = opened.store.patience(bytes);
     waiting.settle(limit).ok_or_else(|| {
         CallFailure::new(
@@ -311,11 +345,7 @@ pub fn wait_for_stream(
 /// threads. The status of a gather or scatter is that of the first row that failed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_pending_poll(pending: *mut PendingHandle) -> nvme_gpu_status {
-    call(|| {
-        PENDING
-            .get(pending, "pending operation")?
-            .status(Duration::ZERO)
-    })
+    call(|| operation(pending)?.status(Duration::ZERO))
 }
 
 /// Waits until an operation has ended, `timeout_ms` at most (UINT64_MAX: without limit): as nvme_gpu_pending_poll(). A
@@ -326,7 +356,7 @@ pub unsafe extern "C" fn nvme_gpu_pending_wait(
     timeout_ms: u64,
 ) -> nvme_gpu_status {
     call(|| {
-        let waiting = PENDING.get(pending, "pending operation")?;
+        let waiting = operation(pending)?;
         if timeout_ms != u64::MAX {
             return waiting.status(Duration::from_millis(timeout_ms));
         }
@@ -347,7 +377,7 @@ pub unsafe extern "C" fn nvme_gpu_pending_report(
     report: *mut RowsReport,
 ) -> nvme_gpu_status {
     call(|| {
-        let waiting = PENDING.get(pending, "pending operation")?;
+        let waiting = operation(pending)?;
         let outcome = waiting.settle(Duration::ZERO).ok_or_else(|| {
             let cause = "the operation has not ended";
             CallFailure::new(NVME_GPU_ERROR_UNFINISHED, cause, "wait for it")
@@ -357,12 +387,14 @@ pub unsafe extern "C" fn nvme_gpu_pending_report(
     })
 }
 
-/// Frees the handle of an operation, which continues: its memory must stay valid until it has ended. NULL and a
-/// handle that was freed are ignored.
+/// Frees the handle of an operation, which continues: its memory must stay valid until it has ended, and no eventfd
+/// learns of that. NULL and a handle that was freed are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_pending_free(pending: *mut PendingHandle) {
     value((), || {
-        drop(PENDING.close(pending));
+        if let Some(waiting) = PENDING.close(pending) {
+            waiting.notices.cancel();
+        }
         Ok(())
     });
 }

@@ -52,7 +52,7 @@ const RENAMED: [(&str, &str); 21] = [
 ];
 
 /// The files with functions, in the order of the header.
-const FILES: [&str; 15] = [
+const FILES: [&str; 16] = [
     "status.rs",
     "version.rs",
     "opened.rs",
@@ -63,6 +63,7 @@ const FILES: [&str; 15] = [
     "request.rs",
     "table.rs",
     "pending.rs",
+    "notices.rs",
     "halves.rs",
     "device.rs",
     "pages.rs",

@@ -163,6 +163,10 @@ fn all(name: &str, flags: &[&str], before: &[&str]) {
     for device in &devices {
         run(&folder, before, &every, &[device]);
     }
+    let ends = compile(&folder, "ends.c", flags);
+    for device in &devices {
+        run(&folder, before, &ends, &[device]);
+    }
     let pages = compile(&folder, "pages.c", flags);
     for device in &devices {
         run(&folder, before, &pages, &[device]);

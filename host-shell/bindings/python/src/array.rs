@@ -233,7 +233,7 @@ impl PyArray {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Returns its numbers as lists of lists, as [`tobytes`](Self::tobytes) its bytes.
+    /// Returns its numbers as lists of lists, as `tobytes` its bytes.
     fn tolist<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let module = slf.py().import("nvme_gpu._dtypes")?;
         module.getattr("numbers")?.call1((slf,))

@@ -23,6 +23,7 @@ PAGES = [
     "docs/guide/compute-python.md",
     "docs/guide/models.md",
     "docs/guide/experts.md",
+    "docs/guide/kv.md",
     "host-shell/bindings/python/README.md",
 ]
 

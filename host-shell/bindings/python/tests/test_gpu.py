@@ -407,9 +407,12 @@ def test_rows_that_come_again_are_read_from_the_cache(tmp_path):
         # Tables that are made of it share its cache.
         assert cached.with_on_error("nan")[ids].tobytes() == found
         assert cached[Device([41])].tobytes() == bytes([41]) * 4096
+        counts = store.stats()
+        assert (counts["cache_asked"], counts["cache_hits"]) == (5 * 40 + 1, 4 * 40)
         # A write makes the whole cache stale.
         store.write(bytes(4096), 79 * 4096)
         assert cached[ids].tobytes() == b"\xff" * 40 * 4096
+        assert store.stats()["cache_hits"] == 4 * 40
         wide = store.table(0, shape=(80, 2048), dtype="float16", to="float32").cached(4 << 20)
         assert wide.dtype == "float32" and wide[Device([42])].shape == (1, 2048)
     with pytest.raises(nvme_gpu.Usage, match="closed"):

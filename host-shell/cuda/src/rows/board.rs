@@ -59,14 +59,16 @@ impl LaunchMailbox {
         let (gate_words, launches) = (gate::words(stations), launches as usize);
         let late = late_bytes(stations as usize);
         let distinct = 2 * size_of::<AtomicU64>();
-        let bytes = head(gate_words) + launches * size_of::<SummaryWords>() + late + distinct;
+        let stations = stations as usize;
+        let bytes =
+            head(gate_words, stations) + launches * size_of::<SummaryWords>() + late + distinct;
         let (pages, registered) = RegisteredMemory::pinned(gpu, bytes)?;
         Ok(Self {
             registered,
             pages,
             gate_words,
             launches,
-            stations: stations as usize,
+            stations,
         })
     }
 
@@ -88,8 +90,24 @@ impl LaunchMailbox {
         WriteCounts::new(words).unwrap_or_else(|| unreachable!())
     }
 
+    /// Returns the number of rows that gathers found in caches.
+    pub fn cache_hits(&self) -> u64 {
+        let counts = gate_bytes(self.gate_words) + WRITE_WORDS * size_of::<AtomicU64>();
+        let start = self.pages.start().wrapping_add(counts);
+        // SAFETY: behind the counts of writes is a word for each station, zeroed and aligned to 64 bytes, alive as long as
+        // the borrow. Both sides use them as atomics alone.
+        let counts: &[AtomicU64] =
+            unsafe { std::slice::from_raw_parts(start.cast(), self.stations) };
+        let count = |count: &AtomicU64| count.load(Order::Relaxed, Scope::Sys);
+        counts.iter().map(count).sum()
+    }
+
+    fn head(&self) -> usize {
+        head(self.gate_words, self.stations)
+    }
+
     fn summaries(&self) -> &[SummaryWords] {
-        let start = self.pages.start().wrapping_add(head(self.gate_words));
+        let start = self.pages.start().wrapping_add(self.head());
         // SAFETY: the pages hold these summaries, aligned to 64 bytes, and live as long as the
         // borrow. Both sides use them as atomics alone. A kernel may store to them while the host
         // reads.
@@ -98,7 +116,7 @@ impl LaunchMailbox {
 
     /// Returns the offset of the counts of late rows, behind the summaries.
     fn late_rows_offset(&self) -> usize {
-        head(self.gate_words) + self.launches * size_of::<SummaryWords>()
+        self.head() + self.launches * size_of::<SummaryWords>()
     }
 
     /// Returns the GPU's address of a `u32` for each station: rows that second launches read by themselves.
@@ -150,7 +168,7 @@ impl LaunchMailbox {
         self.registered.address()
     }
 
-    /// Returns the GPU's address of the counts of writes.
+    /// Returns the GPU's address of the counts of writes, and of those of rows found in caches behind them.
     pub fn written_address(&self) -> u64 {
         self.registered.address() + gate_bytes(self.gate_words) as u64
     }
@@ -162,7 +180,7 @@ impl LaunchMailbox {
 
     /// Returns the GPU's address of summary `index`.
     pub fn summary_address(&self, index: u32) -> u64 {
-        let first = self.registered.address() + head(self.gate_words) as u64;
+        let first = self.registered.address() + self.head() as u64;
         first + u64::from(index) * size_of::<SummaryWords>() as u64
     }
 
@@ -203,7 +221,9 @@ fn late_bytes(stations: usize) -> usize {
     (stations * size_of::<AtomicU32>()).next_multiple_of(size_of::<AtomicU64>())
 }
 
-/// Bytes before the summaries: the gate, and the counts of writes.
-fn head(gate_words: usize) -> usize {
-    gate_bytes(gate_words) + WRITE_WORDS * size_of::<AtomicU64>()
+/// Bytes before the summaries: the gate, the counts of writes, and those of rows found in caches, with what fills their
+/// last line of 64.
+fn head(gate_words: usize, stations: usize) -> usize {
+    let hits = (stations * size_of::<AtomicU64>()).next_multiple_of(64);
+    gate_bytes(gate_words) + WRITE_WORDS * size_of::<AtomicU64>() + hits
 }

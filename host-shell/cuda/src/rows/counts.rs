@@ -26,6 +26,10 @@ pub struct RowCounts {
     pub unique_asked: u64,
     /// Number of these rows that were read.
     pub unique_read: u64,
+    /// Rows of gathers through a cache of rows that have ended, each run of a graph included.
+    pub cache_asked: u64,
+    /// Number of these rows that were in the cache.
+    pub cache_hits: u64,
     /// Time that threads waited for launches, in nanoseconds.
     pub waited_ns: u64,
     /// Launches that have not ended, without those of graphs.
@@ -82,6 +86,8 @@ impl LastLaunch {
 pub(super) struct LaunchLoad {
     pub moved: MovedRows,
     pub is_scatter: bool,
+    /// The rows go through a cache.
+    pub is_cached: bool,
     pub is_captured: bool,
 }
 
@@ -90,38 +96,51 @@ pub(super) struct LaunchLoad {
 pub(super) struct LaunchLoads {
     /// Loads, each with the number of ends before it.
     by_number: HashMap<u32, (LaunchLoad, u32)>,
-    read: MovedRows,
-    written: MovedRows,
+    /// Sum of the launches whose numbers have others now.
+    ended: EndedLoads,
+}
+
+/// Loads that launches have moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct EndedLoads {
+    pub read: MovedRows,
+    pub written: MovedRows,
+    /// Rows of gathers through a cache.
+    pub cached: u64,
+    /// Launches that have not ended, without those of graphs.
+    pub under_way: u64,
+}
+
+impl EndedLoads {
+    fn add(&mut self, load: &LaunchLoad, runs: u32) {
+        match load.is_scatter {
+            true => self.written.add(load.moved, runs),
+            false => self.read.add(load.moved, runs),
+        }
+        if load.is_cached {
+            let rows = load.moved.rows.wrapping_mul(runs.into());
+            self.cached = self.cached.wrapping_add(rows);
+        }
+    }
 }
 
 impl LaunchLoads {
     /// Gives launch `number`, whose count of ends is `before`, its load. The launch that had the number before has ended.
     pub fn begin(&mut self, number: u32, load: LaunchLoad, before: u32) {
         if let Some((earlier, begun)) = self.by_number.insert(number, (load, before)) {
-            let runs = before.wrapping_sub(begun);
-            self.moved(earlier.is_scatter).add(earlier.moved, runs);
+            self.ended.add(&earlier, before.wrapping_sub(begun));
         }
     }
 
-    fn moved(&mut self, is_scatter: bool) -> &mut MovedRows {
-        match is_scatter {
-            true => &mut self.written,
-            false => &mut self.read,
-        }
-    }
-
-    /// Returns what has been read and written, and the number of launches that have not ended, without those of graphs.
-    pub fn sum(&self, ended: impl Fn(u32) -> u32) -> (MovedRows, MovedRows, u64) {
-        let (mut read, mut written, mut under_way) = (self.read, self.written, 0);
+    /// Returns what has been moved; `ended` has the number of ends of each launch.
+    pub fn sum(&self, ended: impl Fn(u32) -> u32) -> EndedLoads {
+        let mut sum = self.ended;
         for (number, (load, before)) in &self.by_number {
             let runs = ended(*number).wrapping_sub(*before);
-            match load.is_scatter {
-                true => written.add(load.moved, runs),
-                false => read.add(load.moved, runs),
-            }
-            under_way += u64::from(runs == 0 && !load.is_captured);
+            sum.add(load, runs);
+            sum.under_way += u64::from(runs == 0 && !load.is_captured);
         }
-        (read, written, under_way)
+        sum
     }
 }
 
@@ -137,6 +156,7 @@ mod tests {
                 bytes: rows * 100,
             },
             is_scatter,
+            is_cached: is_captured,
             is_captured,
         };
         let mut loads = LaunchLoads::default();
@@ -144,12 +164,15 @@ mod tests {
         loads.begin(0, load(3, false, true), ends[0]);
         loads.begin(1, load(7, true, false), ends[1]);
         let look = |loads: &LaunchLoads, ends: [u32; 2]| {
-            let (read, written, under_way) = loads.sum(|number| ends[number as usize]);
+            let sum = loads.sum(|number| ends[number as usize]);
+            let (read, written) = (sum.read, sum.written);
             assert_eq!(
                 (read.bytes, written.bytes),
                 (read.rows * 100, written.rows * 100)
             );
-            (read.rows, written.rows, under_way)
+            // That of the graph alone.
+            assert_eq!(sum.cached, read.rows.min(6));
+            (read.rows, written.rows, sum.under_way)
         };
         assert_eq!(look(&loads, ends), (0, 0, 1));
         // Two runs of a graph, over the end of the count.

@@ -312,7 +312,9 @@ impl GpuRows {
         // them.
         unsafe {
             self.widened(&wide, stream, |slot| {
-                let slot = slot.moving_rows_of(&launch);
+                let slot = slot
+                    .moving_rows_of(&launch)
+                    .through_cache(ways.cache.is_some());
                 self.start(launch, (slot, named), stream, |kernels, launch, blocks| {
                     // SAFETY: the caller vouches for the request's addresses, the others are ours until the gate is
                     // shut for good and nothing is inside.

@@ -36,6 +36,8 @@ pub(super) struct LaunchSlot {
     /// Rows that each run of the launch moves; none if they are not counted.
     moved: MovedRows,
     is_scatter: bool,
+    /// The rows go through a cache.
+    is_cached: bool,
 }
 
 impl RowsState {
@@ -83,6 +85,7 @@ impl RowsState {
             named: None,
             moved: MovedRows::default(),
             is_scatter: false,
+            is_cached: false,
         };
         Ok(numbers.into_iter().map(slot).collect())
     }
@@ -123,6 +126,12 @@ impl LaunchSlot {
     pub fn moving_rows_of(self, launch: &GatherLaunch) -> Self {
         let bytes = launch.count.wrapping_mul(launch.row_bytes.into());
         self.moving(launch.count, bytes)
+    }
+
+    /// Returns it as one whose rows go through a cache, if `is_cached`.
+    pub fn through_cache(mut self, is_cached: bool) -> Self {
+        self.is_cached = is_cached;
+        self
     }
 
     pub fn number(&self) -> u32 {
@@ -168,6 +177,7 @@ impl LaunchSlot {
         let load = LaunchLoad {
             moved: slot.moved,
             is_scatter: slot.is_scatter,
+            is_cached: slot.is_cached,
             is_captured,
         };
         lock(&slot.state.counts.loads).begin(slot.number, load, slot.before);

@@ -56,7 +56,7 @@ pub(in super::super) struct RowsState {
     pub memory: Arc<StationMemory>,
     /// Time that the groups inside may need to leave.
     patience: Duration,
-    /// A `u64`: how many blocks of scatters have ended.
+    /// A `u64`: how many blocks of scatters have ended; then one for each station: rows that its blocks found in caches.
     pub written: DeviceMemory,
     /// A [`LaunchProgress`] for each launch.
     pub progress: DeviceMemory,
@@ -96,7 +96,7 @@ impl RowsState {
             }),
             // Two passes over a chunk of rows, each with the grace of a wait, and time to spare.
             patience: timeout * 3 + Duration::from_secs(2),
-            written: DeviceMemory::new(gpu, 8)?,
+            written: DeviceMemory::new(gpu, 8 * (1 + stations as usize))?,
             progress: DeviceMemory::new(gpu, LAUNCHES as usize * size_of::<LaunchProgress>())?,
             launches: Mutex::default(),
             is_stopped: AtomicBool::new(false),
@@ -169,21 +169,23 @@ impl RowsState {
     /// Returns the counts as they are now.
     pub(super) fn row_counts(&self) -> RowCounts {
         let (counts, board) = (&self.counts, &self.memory.board);
-        let (read, written, under_way) = lock(&counts.loads).sum(|number| board.ended(number));
+        let moved = lock(&counts.loads).sum(|number| board.ended(number));
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (unique_asked, unique_read) = board.distinct_rows();
         RowCounts {
+            cache_asked: moved.cached,
+            cache_hits: board.cache_hits(),
             owned: load(&counts.owned),
             shared: load(&counts.shared),
             begun: load(&counts.begun),
             late_rows: board.late_rows(),
             failed_rows: board.failed_rows(),
-            read,
-            written,
+            read: moved.read,
+            written: moved.written,
             unique_asked,
             unique_read,
             waited_ns: load(&counts.waited_ns),
-            under_way,
+            under_way: moved.under_way,
             last_blocks: counts.last.blocks(),
             last_registers: counts.last.registers(),
         }

@@ -6,6 +6,7 @@
 mod address;
 mod binding;
 mod function;
+mod layers;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod usage;
@@ -13,6 +14,7 @@ mod usage;
 pub use address::PciAddress;
 pub use binding::{BindResult, GroupNeighbour, LendingDriver, UnbindResult};
 pub use function::{BarResource, SysfsFunction};
+pub use layers::{BlockLayers, LayeredDisk};
 pub use usage::{CommandScope, DeviceHolder, DeviceUsage, RunningProcess, UnseenUse, UsageCensus};
 
 use std::fs;

@@ -133,6 +133,26 @@ impl Tree {
         self.0.join(path).to_str().unwrap().to_owned()
     }
 
+    /// Adds a block device at `place` below the root, with links from its number and its name, made of the devices at
+    /// `below`.
+    pub fn block(&self, place: &str, number: &str, below: &[&str]) {
+        self.file(&format!("{place}/dev"), format!("{number}\n"));
+        let name = |place: &str| place.rsplit('/').next().unwrap_or(place).to_owned();
+        let from_devices = place.trim_start_matches("sys/");
+        self.link(
+            &format!("sys/class/block/{}", name(place)),
+            &format!("../../{from_devices}"),
+        );
+        self.link(
+            &format!("sys/dev/block/{number}"),
+            &format!("../../{from_devices}"),
+        );
+        for one in below {
+            let link = format!("{place}/slaves/{}", name(one));
+            self.link(&link, &self.name(one));
+        }
+    }
+
     /// Adds a disk of the controller nvme0 with its partitions.
     pub fn disk(&self, bdf: &str, name: &str, number: &str, parts: &[(&str, &str)]) {
         self.file(

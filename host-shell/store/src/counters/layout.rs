@@ -134,6 +134,10 @@ counters! {
     launch_blocks, LaunchBlocks, Gauge;
     /// Registers that these blocks hold on the GPU together.
     launch_registers, LaunchRegisters, Gauge;
+    /// Rows of gathers on a GPU through a cache of rows that have ended, each run of a graph included.
+    cache_asked, CacheAsked, Total;
+    /// Number of these rows that were in the cache, and not read from the drive.
+    cache_hits, CacheHits, Total;
 }
 
 const _: () = assert!(AT_COUNTERS + StoreStats::COUNTERS.len() <= AT_LATENCIES);
@@ -171,6 +175,26 @@ impl StoreStats {
             seen >= rank
         });
         range.filter(|_| total > 0).map(|range| 1 << range)
+    }
+
+    /// Returns the share of the rows asked of a GPU's cache that were in it; `None` if no row was asked of one.
+    ///
+    /// ```
+    /// let mut stats = nvme_store::StoreStats::default();
+    /// assert_eq!(stats.cache_hit_share(), None);
+    /// (stats.cache_asked, stats.cache_hits) = (8, 6);
+    /// assert_eq!(stats.cache_hit_share(), Some(0.75));
+    /// ```
+    pub fn cache_hit_share(&self) -> Option<f64> {
+        // Hits are counted while a gather runs, and the rows at its end.
+        (self.cache_asked > 0).then(|| (self.cache_hits as f64 / self.cache_asked as f64).min(1.0))
+    }
+
+    /// Returns the number of rows that were copies of another row of the same gather, and not read again: those of the
+    /// CPU and those of a GPU.
+    pub fn rows_saved(&self) -> u64 {
+        let of_gpu = self.unique_asked.saturating_sub(self.unique_read);
+        self.duplicates_saved.saturating_add(of_gpu)
     }
 
     /// Returns the counts since `earlier`; gauges keep their value.

@@ -3,6 +3,8 @@
 
 pub mod access;
 mod args;
+#[cfg(test)]
+pub mod figure;
 pub mod file;
 pub mod hex;
 pub mod images;

@@ -43,3 +43,67 @@ fn styled(length: u64, what: &'static str, template: &str) -> ProgressBar {
     }
     bar
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::figure;
+    use indicatif::TermLike;
+    use ratatui::buffer::Buffer;
+    use std::io;
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    /// A terminal of one line that keeps what was drawn last.
+    #[derive(Clone, Debug, Default)]
+    struct OneLine(Arc<Mutex<String>>);
+
+    impl TermLike for OneLine {
+        fn width(&self) -> u16 {
+            80
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(text)
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            self.0.lock().unwrap().clear();
+            Ok(())
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_figure_is_what_a_bar_draws() {
+        let terminal = OneLine::default();
+        let bar = time(30_000, "measuring").with_elapsed(Duration::from_millis(12_100));
+        bar.set_draw_target(ProgressDrawTarget::term_like(Box::new(terminal.clone())));
+        bar.set_position(12_100);
+        bar.force_draw();
+        let line = terminal.0.lock().unwrap().trim_end().to_owned();
+        assert!(line.ends_with("] 12s"), "{line}");
+        let shown = Buffer::with_lines([
+            "$ nvme-gpu bench --device sim:null --runtime 30s".to_owned(),
+            line,
+        ]);
+        figure::check("progress", "The progress bar of nvme-gpu bench", &shown);
+        bar.abandon();
+    }
+}

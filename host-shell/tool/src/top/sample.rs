@@ -79,6 +79,14 @@ impl StoreRates {
         [0.5, 0.99].map(|share| self.since.latency_quantile_us(share))
     }
 
+    /// Returns the share of the rows asked of a GPU's cache that were in it: between the two looks, or since the store was
+    /// opened if none was asked for then. `None` without a cache.
+    pub fn hits(&self) -> Option<f64> {
+        self.since
+            .cache_hit_share()
+            .or_else(|| self.now.stats.cache_hit_share())
+    }
+
     fn to_json(&self) -> Value {
         let [p50_us, p99_us] = self.latencies_us();
         let mut object = json!({ "program": self.program });
@@ -86,6 +94,7 @@ impl StoreRates {
         let rates = json!({
             "rows_per_s": self.rows_per_s(), "read_bytes_per_s": self.read_per_s(),
             "written_bytes_per_s": self.written_per_s(), "p50_us": p50_us, "p99_us": p99_us,
+            "cache_hit_share": self.hits(),
         });
         for part in [store, rates] {
             if let (Value::Object(all), Value::Object(part)) = (&mut object, part) {

@@ -167,9 +167,11 @@ fn row(cells: [String; HEADINGS.len()]) -> Row<'static> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::common::figure;
     use nvme_host::store::{PublishedPath, PublishedStore, StoreStats};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
+    use ratatui::buffer::Buffer;
 
     fn store(pid: u32, rows: u64, latency_range: usize) -> StoreRates {
         let mut since = StoreStats {
@@ -181,7 +183,11 @@ mod tests {
         let stats = StoreStats {
             commands_under_way: 3,
             launches_under_way: 1,
-            duplicates_saved: 8,
+            duplicates_saved: 7,
+            unique_asked: 3,
+            unique_read: 2,
+            cache_asked: 100,
+            cache_hits: 25,
             failed_rows: 5,
             recoveries: 6,
             ..since
@@ -211,15 +217,118 @@ mod tests {
         state
     }
 
-    fn drawn(state: &ScreenState) -> Vec<String> {
-        let mut terminal = Terminal::new(TestBackend::new(120, 12)).unwrap();
+    fn screen(state: &ScreenState, width: u16, height: u16) -> Buffer {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| state.draw(frame)).unwrap();
-        let buffer = terminal.backend().buffer();
+        terminal.backend().buffer().clone()
+    }
+
+    fn drawn(state: &ScreenState) -> Vec<String> {
+        let buffer = screen(state, 120, 12);
         let lines = buffer.content().chunks(120);
         lines
             .map(|line| line.iter().map(|cell| cell.symbol()).collect::<String>())
             .map(|line| line.trim_end().to_owned())
             .collect()
+    }
+
+    /// Three programs as a user may see them, with the second one chosen.
+    #[test]
+    fn the_figure_is_what_the_screen_draws() {
+        let one = |pid: u32, program: &str, path: PublishedPath, since: StoreStats| {
+            let stats = StoreStats {
+                recoveries: u64::from(pid == 4811),
+                ..since
+            };
+            let now = PublishedStore {
+                pid,
+                store: 0,
+                opened_ms: 1,
+                path,
+                stats,
+            };
+            StoreRates::new(program.to_owned(), now, since, 1.0)
+        };
+        let path = |device: &str, tier: Option<u32>, path: &str, why: &str| PublishedPath {
+            device: device.to_owned(),
+            data: if tier.is_some() { "gpu" } else { "host" }.to_owned(),
+            tier,
+            path: path.to_owned(),
+            why: why.to_owned(),
+        };
+        let counts = |rows: u64, row_bytes: u64, ranges: &[(usize, u64)]| {
+            let mut stats = StoreStats {
+                rows_read: rows,
+                bytes_read: rows * row_bytes,
+                ..StoreStats::default()
+            };
+            for (range, count) in ranges {
+                stats.latency_us[*range] = *count;
+            }
+            stats
+        };
+        let training = StoreStats {
+            bytes_written: 61_000_000,
+            commands_under_way: 32,
+            duplicates_saved: 51_200,
+            ..counts(238_000, 512, &[(7, 990), (9, 20)])
+        };
+        let serving = StoreStats {
+            cache_asked: 1_840_000,
+            cache_hits: 1_545_600,
+            unique_asked: 98_304,
+            unique_read: 61_440,
+            launches_under_way: 2,
+            ..counts(1_840_000, 256, &[])
+        };
+        let copying = StoreStats {
+            commands_under_way: 8,
+            ..counts(5_200, 131_072, &[(8, 900), (11, 100)])
+        };
+        let queues = "32 queues of 1023 commands, submitted by the GPU";
+        let mut state = ScreenState::default();
+        state.take(SampleInterval {
+            stores: vec![
+                one(
+                    4811,
+                    "train.py",
+                    path(
+                        "vfio:0000:41:00.0",
+                        None,
+                        "8 queues of this process",
+                        "no GPU was asked for",
+                    ),
+                    training,
+                ),
+                one(
+                    5120,
+                    "serve.py",
+                    path(
+                        "kmod:0000:42:00.0",
+                        Some(2),
+                        queues,
+                        "data lie in GPU memory",
+                    ),
+                    serving,
+                ),
+                one(
+                    6033,
+                    "nvme-gpu",
+                    path(
+                        "file:/data/table",
+                        None,
+                        "io_uring of this process",
+                        "a file is read by the CPU",
+                    ),
+                    copying,
+                ),
+            ],
+            unreadable: Vec::new(),
+        });
+        press(&mut state, KeyCode::Down);
+        let title =
+            "nvme-gpu top: three programs, their rates and latencies, and what moves their bytes";
+        figure::check("top", title, &screen(&state, 128, 11));
     }
 
     fn press(state: &mut ScreenState, code: KeyCode) -> bool {
@@ -247,6 +356,7 @@ mod tests {
                 "4",
                 "8us",
                 "8us",
+                "25%",
                 "8",
                 "5",
                 "6"

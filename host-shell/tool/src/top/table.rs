@@ -6,7 +6,7 @@ use nvme_host::units;
 use std::cmp::Ordering;
 
 /// Names of the columns.
-pub const HEADINGS: [&str; 13] = [
+pub const HEADINGS: [&str; 14] = [
     "PID",
     "PROGRAM",
     "DEVICE",
@@ -17,6 +17,7 @@ pub const HEADINGS: [&str; 13] = [
     "DEPTH",
     "P50",
     "P99",
+    "HITS",
     "SAVED",
     "FAILED",
     "RECOVERED",
@@ -85,10 +86,16 @@ pub fn cells(store: &StoreRates) -> [String; HEADINGS.len()] {
             .to_string(),
         p50,
         p99,
-        stats.duplicates_saved.to_string(),
+        share(store.hits()),
+        stats.rows_saved().to_string(),
         stats.failed_rows.to_string(),
         stats.recoveries.to_string(),
     ]
+}
+
+/// Returns a share of 1 in percent.
+fn share(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format!("{:.0}%", 100.0 * share))
 }
 
 fn rate(bytes_per_s: f64) -> String {

@@ -2,7 +2,10 @@
 //!
 //! The wheel is built in the release profile of the workspace, so that it shares what the demo compiled.
 
+mod reference;
 mod sanitized;
+
+pub use reference::reference;
 
 use chores::process::{Failure, NETWORK, cargo, check, check_retried, root, shown, target_dir};
 use chores::report::{self, Counts};
@@ -154,11 +157,7 @@ pub fn measured(built: &Path, profile: &Path) -> Result<Counts, Failure> {
 /// Returns Python with the packages of the sources, and the extension module and the stand-in of CUDA of `built`. The
 /// copies are in `folder`.
 fn python_over(tools: &Tools, folder: &Path, built: &Path) -> Result<Command, Failure> {
-    let (package, cuda) = (folder.join("package"), folder.join("cuda"));
-    let _ = fs::remove_dir_all(&package);
-    copy_sources(&root().join(FOLDER).join("python"), &package)?;
-    let module = package.join("nvme_gpu/_native.abi3.so");
-    copy(&built.join("lib_native.so"), &module)?;
+    let (package, cuda) = (packages_of(built, folder)?, folder.join("cuda"));
     install_stand_ins(built, &cuda)?;
     let mut python = tools.run("python");
     python
@@ -166,6 +165,16 @@ fn python_over(tools: &Tools, folder: &Path, built: &Path) -> Result<Command, Fa
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("LD_LIBRARY_PATH", &cuda);
     Ok(python)
+}
+
+/// Returns a folder in `folder` with the packages of the sources and the extension module of `built`.
+fn packages_of(built: &Path, folder: &Path) -> Result<PathBuf, Failure> {
+    let package = folder.join("package");
+    let _ = fs::remove_dir_all(&package);
+    copy_sources(&root().join(FOLDER).join("python"), &package)?;
+    let module = package.join("nvme_gpu/_native.abi3.so");
+    copy(&built.join("lib_native.so"), &module)?;
+    Ok(package)
 }
 
 /// Copies the sources of the packages, and no module that was built in their folder.

@@ -347,13 +347,18 @@ struct Memories {
     epochs: Vec<AtomicU64>,
     /// Writes of the host that have ended, and of the GPU.
     by_host: Vec<AtomicU64>,
-    by_gpu: AtomicU64,
+    by_gpu: Vec<AtomicU64>,
 }
 
 impl Memories {
     fn take(rng: &mut Rng, memory: &Memory, row_bytes: u32) -> Self {
         let lines = pick(rng, &[WAYS, WAYS * 2]);
         let line_bytes = row_bytes.next_multiple_of(16);
+        // Each count of writes, and one word for each station behind it.
+        let words = |counts: usize| {
+            let all = 0..counts + STATIONS as usize;
+            all.map(|_| AtomicU64::new(0)).collect()
+        };
         Self {
             slots: memory.take(u64::from(STATIONS) * STATION_BYTES, PAGE),
             lines: memory.take(lines as u64 * u64::from(line_bytes), PAGE),
@@ -361,8 +366,8 @@ impl Memories {
             states: atomics(lines),
             ids: (0..lines).map(|_| AtomicU64::new(0)).collect(),
             epochs: (0..lines).map(|_| AtomicU64::new(0)).collect(),
-            by_host: (0..WRITE_WORDS).map(|_| AtomicU64::new(0)).collect(),
-            by_gpu: AtomicU64::new(0),
+            by_host: words(WRITE_WORDS),
+            by_gpu: words(1),
         }
     }
 
@@ -373,7 +378,7 @@ impl Memories {
             epochs: address(&self.epochs),
             data: memory.address(self.lines),
             written_by_host: address(&self.by_host),
-            written_by_gpu: address(core::slice::from_ref(&self.by_gpu)),
+            written_by_gpu: address(&self.by_gpu),
             lines: self.states.len() as u32,
             line_bytes: self.line_bytes,
         }

@@ -39,6 +39,19 @@ pub fn copy(from: &Path, to: &Path, mode: u32) -> Result<(), Failure> {
     allow(to, mode)
 }
 
+/// Copies a folder with all that it holds.
+pub fn copy_folder(from: &Path, to: &Path) -> Result<(), Failure> {
+    make_folder(to)?;
+    for name in names(from)? {
+        let path = from.join(&name);
+        match path.is_dir() {
+            true => copy_folder(&path, &to.join(name))?,
+            false => copy(&path, &to.join(name), 0o644)?,
+        }
+    }
+    Ok(())
+}
+
 pub fn allow(path: &Path, mode: u32) -> Result<(), Failure> {
     let permissions = fs::Permissions::from_mode(mode);
     fs::set_permissions(path, permissions).map_err(|error| failed("change", path, &error))

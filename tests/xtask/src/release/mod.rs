@@ -4,7 +4,7 @@
 
 mod crates;
 mod debian;
-mod files;
+pub mod files;
 mod foreign;
 mod linked;
 mod materials;

@@ -3,7 +3,7 @@
 use super::programs::archive;
 use super::roots::CleanRoot;
 use super::{ARCHITECTURES, Architecture, Release, debian, files, readme, wheels};
-use chores::process::{Failure, NETWORK, check, check_retried, output, root};
+use chores::process::{Failure, check, output, root};
 use chores::report::Counts;
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,6 +12,8 @@ use std::process::Command;
 pub const RECORD: &str = "trials.tsv";
 /// Versions of Python that the wheel is tried in, 3.N; a version that is not on this machine is skipped.
 const PYTHONS: std::ops::RangeInclusive<u32> = 10..=14;
+/// Most seconds from `pip install` to the first row.
+const MOST_SECONDS: &str = "60";
 
 /// What is tried in each clean system: a name, the script, and the files that it needs.
 struct Trial {
@@ -29,7 +31,7 @@ pub fn run(release: &Release) -> Result<Counts, Failure> {
             let row = format!("{}\t{}", clean.name(), trial.artefact);
             if row.contains(&chosen) {
                 let result = clean.run(release, &trial.script, &trial.given);
-                counts.add(record(release, &row, result)?);
+                counts.add(record(release, &row, result.map(|()| String::new()))?);
             }
         }
     }
@@ -44,9 +46,15 @@ pub fn run(release: &Release) -> Result<Counts, Failure> {
     Ok(counts)
 }
 
-fn record(release: &Release, row: &str, result: Result<(), Failure>) -> Result<Counts, Failure> {
+/// Records a trial; a result is what it has measured, or nothing.
+fn record(
+    release: &Release,
+    row: &str,
+    result: Result<String, Failure>,
+) -> Result<Counts, Failure> {
     let (outcome, counts) = match result {
-        Ok(()) => ("passed".to_owned(), Counts::PASSED),
+        Ok(measured) if measured.is_empty() => ("passed".to_owned(), Counts::PASSED),
+        Ok(measured) => (format!("passed: {measured}"), Counts::PASSED),
         Err(failure) if failure.missing_tool => (format!("skipped: {failure}"), Counts::default()),
         Err(failure) => (format!("failed: {failure}"), Counts::FAILED),
     };
@@ -116,23 +124,24 @@ fn of_system(release: &Release, architecture: Architecture) -> Result<Vec<Trial>
 }
 
 /// Installs the wheel with what it depends on into a new environment of Python 3.`minor`, and runs README's example.
-fn in_python(release: &Release, minor: u32) -> Result<(), Failure> {
+/// Returns the time to the first row, in words.
+fn in_python(release: &Release, minor: u32) -> Result<String, Failure> {
     let host = ARCHITECTURES.into_iter().find(|one| one.is_host());
     let host = host.ok_or_else(|| Failure::missing("no wheel is for this machine"))?;
     let python = python(minor)?;
     let folder = release.work.join(format!("python-3.{minor}"));
-    let mut create = Command::new(python);
-    check(create.args(["-m", "venv", "--clear"]).arg(&folder))?;
-    let inside = || Command::new(folder.join("bin/python"));
-    let mut install = inside();
-    install.args(["-m", "pip", "install", "--quiet", "--only-binary=:all:"]);
-    check_retried(
-        install.arg(release.artefacts.join(wheels::name(host))),
-        &NETWORK,
-    )?;
+    let script = release.work.join("first_row.sh");
+    files::write(&script, include_str!("trials/first_row.sh"))?;
+    let mut install = Command::new("sh");
+    install.arg(script).arg(python);
+    install.arg(release.artefacts.join(wheels::name(host)));
+    let said = output(install.arg(&folder).arg(MOST_SECONDS))?;
+    println!("{said}");
     let example = release.work.join("readme.py");
     files::write(&example, &readme::block("python")?)?;
-    check(inside().arg(example).current_dir(&release.work))
+    let mut run = Command::new(folder.join("bin/python"));
+    check(run.arg(example).current_dir(&release.work))?;
+    Ok(said.trim().to_owned())
 }
 
 /// Returns a Python 3.`minor`: on the path, or one of pyenv's.

@@ -3,6 +3,8 @@
 #include "check.h"
 #include "requests.h"
 #include <dlfcn.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 typedef int (*alloc_t)(uint64_t *, size_t);
 
@@ -11,7 +13,10 @@ int main(void)
     nvme_gpu_options options = NVME_GPU_OPTIONS_INIT;
     nvme_gpu_t *store;
     nvme_gpu_table_t *table;
-    uint64_t ids = 0, out = 0;
+    nvme_gpu_pending_t *pending;
+    uint64_t ids = 0, out = 0, told;
+    size_t index;
+    int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     alloc_t alloc;
     CHECK(library != NULL);
@@ -21,6 +26,12 @@ int main(void)
     OK(nvme_gpu_table_open(store, 0, 100, 512, &table));
     CHECK(alloc(&ids, 8) == 0 && alloc(&out, 4096) == 0);
     memset((void *)(uintptr_t)ids, 0, 8);
+    OK(nvme_gpu_gather_async(table, GATHER((void *)(uintptr_t)ids, NVME_GPU_I64, 1, (void *)(uintptr_t)out, 0, NULL,
+          NULL), &pending));
+    OK(nvme_gpu_pending_notify(pending, fd));
+    FAILS(NVME_GPU_ERROR_UNFINISHED, nvme_gpu_pending_wait_any(&pending, 1, 100, &index));
+    CHECK(read(fd, &told, sizeof told) < 0);
+    nvme_gpu_pending_free(pending);
     FAILS(NVME_GPU_ERROR_UNFINISHED,
           nvme_gpu_gather(table, GATHER((void *)(uintptr_t)ids, NVME_GPU_I64, 1, (void *)(uintptr_t)out, 0, NULL,
                 NULL), NULL));

@@ -41,6 +41,12 @@ static void bytes() {
     store.batch(ios);
     CHECK(ios[0].status == 0 && in[0] == 5);
     store.batch_async(ios).wait();
+    std::vector<nvme_gpu::pending> all;
+    all.push_back(store.batch_async(ios));
+    CHECK(nvme_gpu::wait_any(all, std::chrono::seconds(60)) == 0);
+    throws<nvme_gpu::usage>(NVME_GPU_ERROR_USAGE, "no eventfd", [&] { all[0].notify(0); });
+    all.clear();
+    throws<nvme_gpu::usage>(NVME_GPU_ERROR_USAGE, "no operation", [&] { nvme_gpu::wait_any(all, std::chrono::seconds(1)); });
     CHECK(std::strstr(store.path().device, "sim:mem") && store.statistics().commands > 0);
 
     // A store that was moved from is closed; the other one has its handle.

@@ -141,7 +141,7 @@ impl BlockWalk<'_> {
     fn stacked(&mut self, device: &str) {
         let folder = format!("sys/class/block/{device}");
         for holder in self.host.names(format!("{folder}/holders")) {
-            let by = self.describe(&holder);
+            let by = self.host.layer(&holder);
             let device = device.to_owned();
             self.found.insert(DeviceHolder::Stacked { device, by });
             self.upper(&holder);
@@ -161,23 +161,6 @@ impl BlockWalk<'_> {
         for by in others {
             let device = device.to_owned();
             self.found.insert(DeviceHolder::Stacked { device, by });
-        }
-    }
-
-    fn describe(&self, holder: &str) -> String {
-        let about = |what: &str| self.host.text(format!("sys/class/block/{holder}/{what}"));
-        let name = about("dm/name").unwrap_or_else(|| holder.to_owned());
-        let uuid = about("dm/uuid");
-        match uuid.as_deref().and_then(|uuid| uuid.split('-').next()) {
-            Some("LVM") => format!("the logical volume {name} (LVM)"),
-            Some("CRYPT") => format!("the encrypted volume {name}"),
-            Some("mpath") => format!("the multipath device {name}"),
-            Some(_) => format!("the device mapper target {name}"),
-            None if holder.starts_with("md") => match about("md/level") {
-                Some(level) => format!("the RAID array {holder} ({level})"),
-                None => format!("the RAID array {holder}"),
-            },
-            None => name,
         }
     }
 
