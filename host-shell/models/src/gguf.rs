@@ -203,6 +203,14 @@ impl GgufModel<'_> {
             keys.f32(&name("rope.scaling.factor"), yarn.factor as f32);
             let positions = yarn.original_positions;
             keys.u32(&name("rope.scaling.original_context_length"), positions);
+            for (key, turns, usual) in [
+                ("rope.scaling.yarn_beta_fast", yarn.fast_turns, 32.0),
+                ("rope.scaling.yarn_beta_slow", yarn.slow_turns, 1.0),
+            ] {
+                if turns != usual {
+                    keys.f32(&name(key), turns as f32);
+                }
+            }
         }
         keys.f32(&name("attention.layer_norm_rms_epsilon"), config.epsilon);
         keys.f32(&name("rope.freq_base"), config.rope_base as f32);

@@ -84,6 +84,7 @@ impl SyntheticModel {
                     original_positions: 32,
                     fast_turns: 32.0,
                     slow_turns: 1.0,
+                    whole_pairs: false,
                 }),
                 ..config
             },
@@ -96,6 +97,25 @@ impl SyntheticModel {
             stored_head: StoredFormat::F16,
             seed: 43,
             config,
+        }
+    }
+
+    /// Returns the model of a family with angles that are scaled by YaRN, in which some pairs are blended.
+    pub fn with_yarn(family: ModelFamily) -> Self {
+        let model = Self::of_family(family);
+        let yarn = Some(YarnScaling {
+            factor: 4.0,
+            original_positions: 64,
+            fast_turns: 8.0,
+            slow_turns: 0.5,
+            whole_pairs: family != ModelFamily::GptOss,
+        });
+        Self {
+            config: ModelConfig {
+                yarn,
+                ..model.config
+            },
+            ..model
         }
     }
 

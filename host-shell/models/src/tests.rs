@@ -488,8 +488,8 @@ fn families_refuse_what_they_would_not_compute() {
         (
             ModelFamily::Qwen3,
             "qwen3.rope.scaling.type",
-            text("yarn"),
-            "type is yarn",
+            text("linear"),
+            "type is linear",
         ),
         (
             ModelFamily::GptOss,

@@ -32,6 +32,9 @@ class Weights:
     def key(self, name: str) -> float:
         return self.fields[f"{self.family}.{name}"].contents()
 
+    def key_or(self, name: str, value: float) -> float:
+        return self.key(name) if f"{self.family}.{name}" in self.fields else value
+
     def layer(self, index: int) -> dict[str, torch.Tensor]:
         prefix = f"blk.{index}."
         return {name.removeprefix(prefix): tensor(rows) for name, rows in self.rows.items() if name.startswith(prefix)}
@@ -58,16 +61,17 @@ def shape(of: Weights) -> dict[str, object]:
 
 def rope(of: Weights) -> dict[str, object]:
     plain = {"rope_theta": of.key("rope.freq_base"), "rope_type": "default"}
-    if of.family != "gpt-oss":
+    if f"{of.family}.rope.scaling.type" not in of.fields:
         return plain
     return {
         "rope_theta": plain["rope_theta"],
         "rope_type": "yarn",
         "factor": of.key("rope.scaling.factor"),
         "original_max_position_embeddings": of.key("rope.scaling.original_context_length"),
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
+        "beta_fast": of.key_or("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": of.key_or("rope.scaling.yarn_beta_slow", 1.0),
+        # gpt-oss says so; for Qwen3 transformers rounds by default.
+        **({"truncate": False} if of.family == "gpt-oss" else {}),
     }
 
 

@@ -14,9 +14,19 @@ fn recorded() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/families/tokens.json")
 }
 
-fn file(family: ModelFamily) -> Vec<u8> {
+/// The models by the names of their files: one of each family, and Qwen3 with scaled angles.
+fn models() -> Vec<(String, SyntheticModel)> {
+    let plain = ModelFamily::ALL.map(|family| {
+        let model = SyntheticModel::of_family(family);
+        (family.name().to_owned(), model)
+    });
+    let scaled = SyntheticModel::with_yarn(ModelFamily::Qwen3);
+    let scaled = std::iter::once(("qwen3-yarn".to_owned(), scaled));
+    plain.into_iter().chain(scaled).collect()
+}
+
+fn file(model: &SyntheticModel) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let model = SyntheticModel::of_family(family);
     model.write(&mut bytes, &mut |_| ()).unwrap();
     bytes
 }
@@ -34,20 +44,20 @@ fn numbers(value: &Value) -> Vec<f64> {
 #[test]
 fn models_of_each_family_go_on_as_in_transformers() {
     if let Some(folder) = std::env::var_os("NVME_WRITE_FAMILIES") {
-        for family in ModelFamily::ALL {
-            let name = format!("{}.gguf", family.name());
-            std::fs::write(Path::new(&folder).join(name), file(family)).unwrap();
+        for (name, model) in models() {
+            let name = format!("{name}.gguf");
+            std::fs::write(Path::new(&folder).join(name), file(&model)).unwrap();
         }
     }
     let json: Value = serde_json::from_str(&std::fs::read_to_string(recorded()).unwrap()).unwrap();
-    for family in ModelFamily::ALL {
-        let bytes = file(family);
+    for (name, model) in models() {
+        let bytes = file(&model);
         let store = Store::open("sim:mem?size=16MiB", &StoreOptions::default()).unwrap();
         store.write_at(4096, &bytes).unwrap();
         let store = Arc::new(store);
         let catalog = Catalog::of_store(&store, 4096).unwrap();
-        let runs = json[family.name()].as_array().unwrap();
-        assert_eq!(runs.len(), 3, "{}", family.name());
+        let runs = json[&name].as_array().unwrap();
+        assert_eq!(runs.len(), 3, "{name}");
         // Half of the weights, or all, stay in memory.
         for budget in [bytes.len() as u64 * 3 / 4, 1 << 30] {
             for run in runs {
@@ -71,14 +81,14 @@ fn models_of_each_family_go_on_as_in_transformers() {
                     tokens.push(token);
                     next = vec![token];
                 }
-                assert_eq!(tokens, expected, "{}", family.name());
+                assert_eq!(tokens, expected, "{name}");
                 let (found, theirs) = (model.logits().unwrap(), numbers(&run["logits"]));
                 let most = theirs.iter().copied().fold(f64::MIN, f64::max);
                 let distance = most - theirs.iter().copied().fold(f64::MAX, f64::min);
                 let apart = found.iter().zip(&theirs);
                 let apart = apart.map(|(a, b)| (f64::from(*a) - b).abs() / distance);
                 let apart = apart.fold(0.0, f64::max);
-                assert!(apart < TOLERANCE, "{}: {apart:e}", family.name());
+                assert!(apart < TOLERANCE, "{name}: {apart:e}");
             }
         }
     }

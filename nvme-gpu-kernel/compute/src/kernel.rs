@@ -29,6 +29,12 @@ pub const UNPACK: &str = "nvme_unpack";
 pub const MOE_ROUTE: &str = "nvme_moe_route";
 /// Takes an [`experts::AdmitParameters`](crate::experts::AdmitParameters). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
 pub const MOE_ADMIT: &str = "nvme_moe_admit";
+/// Takes a [`experts::published::AdmitPublished`](crate::experts::published::AdmitPublished). Of
+/// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+pub const MOE_ADMIT_PUBLISHED: &str = "nvme_moe_admit_published";
+/// Takes a [`experts::published::ArrangeParameters`](crate::experts::published::ArrangeParameters). Of
+/// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+pub const MOE_ARRANGE: &str = "nvme_moe_arrange";
 /// Takes a [`experts::SettleParameters`](crate::experts::SettleParameters). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
 pub const MOE_SETTLE: &str = "nvme_moe_settle";
 /// Takes a [`experts::ProductParameters`](crate::experts::ProductParameters). Of
@@ -94,9 +100,11 @@ pub const ALL: [&str; 11] = [
 ];
 
 /// All kernels of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
-pub const EXPERTS: [&str; 8] = [
+pub const EXPERTS: [&str; 10] = [
     MOE_ROUTE,
     MOE_ADMIT,
+    MOE_ADMIT_PUBLISHED,
+    MOE_ARRANGE,
     MOE_SETTLE,
     MOE_PRODUCT,
     MOE_PRODUCT_WIDE,

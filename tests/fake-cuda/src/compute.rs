@@ -12,7 +12,7 @@ use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
 /// The symbols.
-pub const NAMES: [&CStr; 72] = [
+pub const NAMES: [&CStr; 74] = [
     c"nvme_gemv",
     c"nvme_gemv_wide",
     c"nvme_gemv_quantised",
@@ -36,6 +36,8 @@ pub const NAMES: [&CStr; 72] = [
     c"nvme_ngram_commit",
     c"nvme_moe_route",
     c"nvme_moe_admit",
+    c"nvme_moe_admit_published",
+    c"nvme_moe_arrange",
     c"nvme_moe_settle",
     c"nvme_moe_product",
     c"nvme_moe_product_wide",
@@ -153,6 +155,7 @@ launches! {
         kernel::TAKE_TOKEN => entries::nvme_take_token;
         kernel::UNPACK => entries::nvme_unpack;
         kernel::MOE_ROUTE => entries::nvme_moe_route;
+        kernel::MOE_ARRANGE => entries::nvme_moe_arrange;
         kernel::MOE_SETTLE => entries::nvme_moe_settle;
         kernel::MOE_PRODUCT => entries::nvme_moe_product;
         kernel::MOE_ACTIVATE => entries::nvme_moe_activate;
@@ -185,6 +188,7 @@ launches! {
     }
     launched: {
         kernel::MOE_ADMIT => entries::nvme_moe_admit;
+        kernel::MOE_ADMIT_PUBLISHED => entries::nvme_moe_admit_published;
         kernel::MOE_PRODUCT_WIDE => entries::nvme_moe_product_wide;
         kernel::MOE_PRODUCT_QUANTISED => entries::nvme_moe_product_quantised;
         kernel::GEMV_STREAMED => entries::nvme_gemv_streamed;

@@ -45,6 +45,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
         let name = format!("experts/policy/{policy:?}").to_lowercase();
         report.test(&name, |_| policies(bench, policy));
     }
+    report.test("experts/whole-layers", |_| whole_layers(bench));
     report.test("experts/balance", |_| balances(bench));
     report.test("experts/usage", |_| usage(bench));
     report.test("experts/graph", |_| graph(bench));
@@ -174,6 +175,7 @@ impl Drive {
             layer: job.layer,
             tokens: job.tokens,
             logits: self.logits.address(),
+            given: None,
             x: self.x.address(),
             y: self.y.address(),
             adds: job.adds,
@@ -287,6 +289,13 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
             activation: ExpertActivation::ClampedSwiGlu { limit: 0.2 },
         },
         ExpertShape {
+            activation: ExpertActivation::Situ {
+                beta: 0.5,
+                linear_beta: 2.0,
+            },
+            ..SMALL
+        },
+        ExpertShape {
             width: 256,
             hidden: 96,
             experts: 6,
@@ -315,6 +324,34 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
         }
     }
     Ok(format!("{steps} steps"))
+}
+
+/// A layer that was loaded as a whole is read no more by its steps.
+fn whole_layers(bench: &Bench) -> Outcome<String> {
+    let policy = (SMALL.experts, ReplacementPolicy::Lru, &[][..]);
+    let drive = Drive::new(bench, (4096, "", limit()), SMALL, policy)?;
+    let mut throw = dice(7);
+    for layer in [0, 2, 1, 2] {
+        // SAFETY: nothing else uses the cache.
+        let pending = unsafe { drive.cache.load_layer(layer, drive.stream.handle()) };
+        check(pending.map_err(text)?.wait(limit()).map_err(text)?).map_err(text)?;
+        let before = drive.cache.counts().map_err(text)?;
+        let job = Job {
+            layer,
+            ..drive.job(&mut throw, TOKENS)
+        };
+        drive.run(&job)?;
+        let after = drive.cache.counts().map_err(text)?;
+        let hits = after.hits - before.hits;
+        if after.misses != before.misses || hits != u64::from(TOKENS * SMALL.choices) {
+            return Err(format!("layer {layer}: {hits} hits, {after:?}"));
+        }
+    }
+    // SAFETY: as above.
+    match unsafe { drive.cache.load_layer(3, drive.stream.handle()) } {
+        Err(error) if error.exit_code() == 2 => Ok("4 layers".to_owned()),
+        _ => Err("a layer that does not exist was loaded".to_owned()),
+    }
 }
 
 /// Few slots and many steps: experts in the cache are used, and never ones that were replaced.

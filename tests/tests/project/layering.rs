@@ -265,10 +265,13 @@ const UNSAFE_MODULES: [&str; 96] = [
     "host-shell/bench/src/paths/on_gpu.rs",
     "host-shell/bench/src/rows_on_gpu.rs",
     // These files launch kernels over their own memory and over memory of layers.
-    "host-shell/models/examples/experts.rs",
+    "host-shell/models/examples/experts/main.rs",
+    "host-shell/models/examples/experts/prompt.rs",
     "host-shell/compute/examples/resident.rs",
     "host-shell/examples/small_gathers.rs",
     "host-shell/models/src/experts/gpu.rs",
+    "host-shell/models/src/experts/gpu/step.rs",
+    "host-shell/models/src/experts/staged.rs",
     "host-shell/models/src/machine/gpu.rs",
     "host-shell/compute/src/bench/",
     // Products and attention of vectors that the caller knows by address.

@@ -174,6 +174,21 @@ def test_ties_select_the_first_and_bad_rules_are_refused():
         refused(lambda: compute.moe_activation(logits, logits, limit=limit), f"limit is {float(limit)}")
     refused(lambda: compute.moe_activation(logits, logits, limit=7, alpha=float("inf")), "alpha is inf")
     refused(lambda: compute.moe_activation(logits, logits[:1]), "up")
+    refused(lambda: compute.moe_activation(logits, logits, linear_beta=2), "without beta")
+    refused(lambda: compute.moe_activation(logits, logits, beta=4, limit=2), "of two activations")
+    refused(lambda: compute.moe_activation(logits, logits, beta=0), "beta is 0")
+
+
+@pytest.mark.parametrize("beta,linear_beta", [(4.0, 25.0), (4.0, None), (0.25, 0.5)])
+def test_situ_is_its_formula_in_float64(beta, linear_beta):
+    gate, up = (np.random.default_rng(seed).standard_normal(4000).astype(np.float32) * 9 for seed in (1, 2))
+    gate[:3], up[3:6] = (0, 1e-30, -1e-4), (np.inf, -np.inf, 1e-20)
+    x, y = gate.astype(np.float64), up.astype(np.float64)
+    of_up = y if linear_beta is None else linear_beta * np.tanh(y / linear_beta)
+    wanted = beta * np.tanh(x / beta) / (1 + np.exp(-x)) * of_up
+    found = compute.moe_activation(gate, up, beta=beta, linear_beta=linear_beta)
+    np.testing.assert_allclose(found, wanted, rtol=3e-6, atol=1e-37)
+    assert np.isnan(compute.moe_activation(np.float32([np.nan, 1]), np.float32([1, np.nan]), beta=4.0)).all()
 
 
 def product(weight, x):

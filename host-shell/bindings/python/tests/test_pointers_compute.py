@@ -112,9 +112,9 @@ OPERATIONS = {
             [((0, F32), (1 << 20, F32), (2 << 20, F32))],
             (32, 32, 4, 2),
             False,
-            (None, None),
+            (None, None, None, None),
             (1 << 20, "lru", [], 1),
-        ).step_on_gpu((0, 1), at[:4], list(at[4:]), False, 0),
+        ).step_on_gpu((0, 1), at[:4], None, list(at[4:]), False, 0),
     ),
     "search": (
         [read("queries", 16), written("ids", 6, "<i8"), written("distances", 6)]

@@ -2,13 +2,16 @@
 
 #[cfg(feature = "cuda")]
 mod gpu;
+mod published;
 mod router;
 mod rule;
+#[cfg(feature = "cuda")]
+mod staged;
 #[cfg(test)]
 mod tests;
 
 #[cfg(feature = "cuda")]
-pub use gpu::{CacheOptions, ExpertStep, GpuExperts, check};
+pub use gpu::{CacheOptions, ExpertStep, GivenChoices, GpuExperts, check};
 pub use nvme_compute_kernel::experts::reference::{ExpertBalance, balance, probabilities};
 pub use nvme_compute_kernel::experts::{ChosenExpert, ExpertActivation, ReplacementPolicy};
 pub use router::route;
@@ -16,10 +19,12 @@ pub use router::route;
 pub use router::{RouteParameters, Router};
 pub use rule::{RouterRule, RouterScore};
 
+use crate::layout::ExpertLayout;
 use nvme_compute::matrix::product;
 use nvme_compute_kernel::experts::{ExpertLocations, MATRICES, MOST_EXPERTS, reference};
 use nvme_formats::{StoredFormat, UNIT};
 use nvme_host::{Error, Result, Store};
+use published::{ORDER, PublishedLayer};
 use std::sync::Arc;
 
 /// Parameters that all layers share.
@@ -83,6 +88,19 @@ pub struct ExpertLayers {
     pub(crate) shape: ExpertShape,
     pub(crate) layers: Vec<Layer>,
     pub(crate) places: Vec<ExpertLocations>,
+    /// The layers as published files have them; none for those that lie as the kernels multiply them.
+    pub(crate) published: Arc<[PublishedLayer]>,
+}
+
+/// What the files of experts do not say about their layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertUse {
+    /// Experts of a token.
+    pub choices: u32,
+    /// Weights are the softmax over all experts; else over those that were chosen.
+    pub over_all: bool,
+    /// Function of gate and up.
+    pub activation: ExpertActivation,
 }
 
 impl ExpertLayers {
@@ -91,26 +109,85 @@ impl ExpertLayers {
     /// # Errors
     /// [`Error::Usage`] for a shape that cannot be, and for matrices that end past the store.
     pub fn new(store: &Arc<Store>, shape: ExpertShape, layers: Vec<Layer>) -> Result<Self> {
-        let ExpertShape {
-            experts, choices, ..
-        } = shape;
-        if choices == 0 || choices > experts || experts > MOST_EXPERTS || layers.is_empty() {
-            return Err(Error::usage(
-                format!(
-                    "{} layers of {experts} experts with {choices} chosen for a token is a shape without an expert, or with too many",
-                    layers.len()
-                ),
-                format!(
-                    "use a layer at least, {MOST_EXPERTS} experts at most, and 1 of them or more a token"
-                ),
-            ));
-        }
-        let places = layers.iter().map(|layer| places(store, shape, layer));
+        let experts = shape.experts;
+        check_shape(shape, layers.len())?;
+        let places = layers.iter().map(|layer| {
+            let places = places(shape, layer)?;
+            for (first, bytes) in places.first.into_iter().zip(places.bytes) {
+                // Checks the end.
+                store.table(first, experts.into(), bytes)?;
+            }
+            Ok(places)
+        });
         Ok(Self {
             store: Arc::clone(store),
             shape,
             places: places.collect::<Result<_>>()?,
             layers,
+            published: Arc::new([]),
+        })
+    }
+
+    /// Describes the experts of published files, one layout for each layer, all of one store. Biases, and scales of whole
+    /// matrices, are read now.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for layers of other sizes than the first one, a format with which nothing computes, and what
+    /// [`new`](Self::new) refuses; the errors of [`Store::read_at`].
+    pub fn of_layouts(layouts: Vec<ExpertLayout>, of: ExpertUse) -> Result<Self> {
+        let Some(first) = layouts.first() else {
+            return Err(Error::usage("no layer is given", "give one or more"));
+        };
+        let store = Arc::clone(first.store());
+        let sizes = |one: &ExpertLayout| (one.width(), one.hidden(), one.experts().len());
+        let (wanted, name) = (sizes(first), first.name().to_owned());
+        if let Some(other) = layouts.iter().find(|one| sizes(one) != wanted) {
+            let ((a, b, c), (x, y, z)) = (sizes(other), wanted);
+            return Err(Error::usage(
+                format!(
+                    "{} has {c} experts of {a} x {b}, and {name} has {z} of {x} x {y}",
+                    other.name()
+                ),
+                "give layers of one size, or a cache for each",
+            ));
+        }
+        if layouts.iter().any(|one| !Arc::ptr_eq(one.store(), &store)) {
+            return Err(Error::usage(
+                "the layers lie on several stores",
+                "open their files together",
+            ));
+        }
+        let short = |what: &str, size: u64| {
+            u32::try_from(size)
+                .ok()
+                .filter(|size| *size > 0)
+                .ok_or_else(|| {
+                    Error::usage(
+                        format!("{name}: {what} has {size} elements"),
+                        "use files that say how many, below 2^32",
+                    )
+                })
+        };
+        let shape = ExpertShape {
+            width: short("a token's vector", wanted.0)?,
+            hidden: short("the vector between both products", wanted.1)?,
+            experts: wanted.2 as u32,
+            choices: of.choices,
+            over_all: of.over_all,
+            activation: of.activation,
+        };
+        let published = layouts.into_iter().map(PublishedLayer::new);
+        let published = published.collect::<Result<Vec<_>>>()?;
+        let layers: Vec<Layer> = published.iter().map(PublishedLayer::matrices).collect();
+        check_shape(shape, layers.len())?;
+        // Locations in slots: those on the drive are lists of ranges.
+        let places = layers.iter().map(|layer| places(shape, layer));
+        Ok(Self {
+            store,
+            shape,
+            places: places.collect::<Result<_>>()?,
+            layers,
+            published: published.into(),
         })
     }
 
@@ -164,11 +241,63 @@ impl ExpertLayers {
                 ),
             ));
         }
+        let each = logits.chunks(experts);
+        let chosen =
+            each.flat_map(|one| reference::route(one, shape.choices as usize, shape.over_all));
+        self.compute_chosen(layer, &chosen.collect::<Vec<_>>(), x, biases)
+    }
+
+    /// Computes the experts' results for tokens `x` as [`compute`](Self::compute) does, with the experts of each token and
+    /// their weights as a model's router chose them.
+    ///
+    /// # Errors
+    /// As [`compute`](Self::compute); [`Error::Usage`] for an expert that is not there, and for biases of files that have
+    /// their own.
+    pub fn compute_chosen(
+        &self,
+        layer: u32,
+        chosen: &[ChosenExpert],
+        x: &[f32],
+        biases: Option<ExpertBiases<'_>>,
+    ) -> Result<Vec<f32>> {
+        let shape = self.shape;
+        let (width, choices) = (shape.width as usize, shape.choices as usize);
+        if layer >= self.layers()
+            || !x.len().is_multiple_of(width)
+            || chosen.len() != x.len() / width * choices
+        {
+            return Err(Error::usage(
+                format!(
+                    "layer {layer} does not exist, or {} choices and {} elements of vectors are not those of whole tokens",
+                    chosen.len(),
+                    x.len()
+                ),
+                format!(
+                    "use a layer below {}, and {choices} choices and {width} elements a token",
+                    self.layers()
+                ),
+            ));
+        }
+        if let Some(one) = chosen.iter().find(|one| one.expert >= shape.experts) {
+            return Err(Error::usage(
+                format!("layer {layer} has no expert {}", one.expert),
+                format!("use numbers below {}", shape.experts),
+            ));
+        }
+        let published = self.published.get(layer as usize);
+        let biases = self.biases(published, biases)?;
         let mut y = vec![0.0; x.len()];
         let each = y.chunks_mut(width).zip(x.chunks(width));
-        for ((y, x), logits) in each.zip(logits.chunks(experts)) {
-            for chosen in reference::route(logits, shape.choices as usize, shape.over_all) {
-                let product = |matrix, x: &[f32]| self.product(layer, matrix, chosen.expert, x);
+        for ((y, x), chosen) in each.zip(chosen.chunks(choices)) {
+            for chosen in chosen {
+                let memory = match published {
+                    Some(published) => published.read(chosen.expert)?,
+                    None => Vec::new(),
+                };
+                let product = |matrix, x: &[f32]| match published {
+                    Some(one) => unpacked(one, matrix, chosen.expert, &memory, x),
+                    None => self.product(layer, matrix, chosen.expert, x),
+                };
                 let (mut gate, mut up) = (product(0, x)?, product(1, x)?);
                 if let Some(biases) = biases {
                     add_row(&mut gate, biases.gate, chosen.expert)?;
@@ -187,6 +316,23 @@ impl ExpertLayers {
         Ok(y)
     }
 
+    /// Returns the biases of the files, or the given ones.
+    fn biases<'a>(
+        &self,
+        published: Option<&'a PublishedLayer>,
+        given: Option<ExpertBiases<'a>>,
+    ) -> Result<Option<ExpertBiases<'a>>> {
+        let Some(published) = published else {
+            return Ok(given);
+        };
+        let [gate, up, down] = &published.biases;
+        match (gate.is_empty(), given) {
+            (true, given) => Ok(given),
+            (false, None) => Ok(Some(ExpertBiases { gate, up, down })),
+            (false, Some(_)) => Err(biases_twice()),
+        }
+    }
+
     /// Computes the product of a matrix of an expert and `x`.
     fn product(&self, layer: u32, matrix: usize, expert: u32, x: &[f32]) -> Result<Vec<f32>> {
         let (placed, places) = (
@@ -201,6 +347,31 @@ impl ExpertLayers {
         product(placed.stored, &bytes, x, &mut y);
         Ok(y)
     }
+}
+
+/// Computes the product of a matrix of an expert, whose bytes are `memory`, and `x`.
+fn unpacked(
+    published: &PublishedLayer,
+    matrix: usize,
+    expert: u32,
+    memory: &[u8],
+    x: &[f32],
+) -> Result<Vec<f32>> {
+    let layout = published.layout();
+    let (rows, columns) = layout.unpacked_shape(expert, ORDER[matrix])?;
+    let mut numbers = vec![0.0f32; (rows * columns) as usize];
+    layout.unpack(expert, ORDER[matrix], memory, &mut numbers)?;
+    let bytes: Vec<u8> = numbers.iter().flat_map(|one| one.to_le_bytes()).collect();
+    let mut y = vec![0.0; rows as usize];
+    product(StoredFormat::F32, &bytes, x, &mut y);
+    Ok(y)
+}
+
+pub(crate) fn biases_twice() -> Error {
+    Error::usage(
+        "biases are given, and the files of the experts have their own",
+        "leave them out: those of the files are added",
+    )
 }
 
 /// Adds row `expert` of a bias to `y`.
@@ -226,7 +397,24 @@ pub(crate) fn shape_of(shape: ExpertShape, matrix: usize) -> (u32, u32) {
     }
 }
 
-fn places(store: &Arc<Store>, shape: ExpertShape, layer: &Layer) -> Result<ExpertLocations> {
+fn check_shape(shape: ExpertShape, layers: usize) -> Result<()> {
+    let ExpertShape {
+        experts, choices, ..
+    } = shape;
+    if choices == 0 || choices > experts || experts > MOST_EXPERTS || layers == 0 {
+        return Err(Error::usage(
+            format!(
+                "{layers} layers of {experts} experts with {choices} chosen for a token is a shape without an expert, or with too many"
+            ),
+            format!(
+                "use a layer at least, {MOST_EXPERTS} experts at most, and 1 of them or more a token"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn places(shape: ExpertShape, layer: &Layer) -> Result<ExpertLocations> {
     let mut places = ExpertLocations::default();
     for (matrix, placed) in layer.iter().enumerate() {
         let (rows, columns) = shape_of(shape, matrix);
@@ -247,8 +435,6 @@ fn places(store: &Arc<Store>, shape: ExpertShape, layer: &Layer) -> Result<Exper
                 ),
             ));
         };
-        // Checks the end.
-        store.table(placed.offset, shape.experts.into(), bytes)?;
         (places.first[matrix], places.bytes[matrix]) = (placed.offset, bytes);
     }
     Ok(places)

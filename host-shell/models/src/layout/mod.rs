@@ -24,3 +24,4 @@ pub use files::{ExpertFiles, PlacedTensors, StoreRegion};
 pub use names::{ExpertMatrix, TensorRole};
 pub use reads::{ExpertPart, ExpertRanges, ExpertRead};
 pub use stored::ExpertFormat;
+pub use unpacked::StoredMatrix;

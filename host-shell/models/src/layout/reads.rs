@@ -186,6 +186,35 @@ impl ExpertRanges {
     }
 }
 
+impl ExpertRanges {
+    /// Reads the bytes of one part, such as a bias.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a part of another expert; the errors of [`Store::read_at`].
+    pub fn read_part(&self, store: &Store, part: &ExpertPart) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; part.bytes as usize];
+        let mut left = &mut bytes[..];
+        let mut at = part.at;
+        for read in self.reads.iter().chain(&self.scalar_reads) {
+            let end = read.at + read.bytes;
+            if left.is_empty() || at < read.at || at >= end {
+                continue;
+            }
+            let count = (end - at).min(left.len() as u64);
+            let (some, more) = left.split_at_mut(count as usize);
+            store.read_at(read.offset + (at - read.at), some)?;
+            (left, at) = (more, at + count);
+        }
+        match left.is_empty() {
+            true => Ok(bytes),
+            false => Err(Error::usage(
+                format!("{} is not a part of this expert", part.tensor),
+                "use a part that this expert lists",
+            )),
+        }
+    }
+}
+
 /// True if bytes from `start` of the store on may be read together with `last`.
 fn is_close(last: &ExpertRead, start: u64) -> bool {
     let past = last.offset + last.bytes;

@@ -5,7 +5,8 @@ use super::checked::{ExpertLayout, MatrixLayout};
 use super::names::{ExpertMatrix, TensorRole};
 use super::reads::{ExpertPart, ExpertRanges};
 use super::stored::ExpertFormat;
-use nvme_formats::{Format, ScaleFormat, f32_of_e2m1, f32_of_e8m0, f32_of_f8_e4m3, value};
+use nvme_compute_kernel::experts::published::{ElementDecoder, MatrixSource, SCALE_F16};
+use nvme_formats::{Format, ScaleFormat};
 use nvme_host::catalog::Dtype;
 use nvme_host::{Error, Result};
 use rayon::prelude::*;
@@ -43,7 +44,7 @@ impl ExpertLayout {
                 ),
             ));
         }
-        let elements = StoredElements::new(stored, ranges, memory)?;
+        let elements = StoredElements::new(stored, &rows, ranges, memory)?;
         let each = out
             .par_chunks_mut(stored.columns.max(1) as usize)
             .enumerate();
@@ -105,70 +106,55 @@ struct MatrixRows {
     count: u64,
 }
 
-/// Place and factors of an element.
-enum ElementDecoder {
-    /// Blocks of a format, which lie one after another in the matrix.
-    Blocks(Format),
-    /// Numbers of four bytes.
-    Words,
-    /// GGUF's NVFP4.
-    Nvfp4Blocks,
-    /// E4M3 in blocks of this number of rows and columns, each with a scale.
-    Fp8(u64, u64),
-    /// E2M1 in groups of this number in a row, each with a scale.
-    E2M1(u64),
-    /// Numbers of 4 bits from -8 on in groups of this number in a row, each with a scale.
-    Int4(u64),
+/// A matrix of an expert, for kernels: its stored form, and the parts that hold it.
+pub struct StoredMatrix<'a> {
+    /// The stored form, without an arrangement.
+    pub source: MatrixSource,
+    /// The elements.
+    pub weight: &'a ExpertPart,
+    /// Their scales.
+    pub scale: Option<&'a ExpertPart>,
+    /// The scale of the whole matrix.
+    pub factor: Option<&'a ExpertPart>,
+    /// The rows and columns that the file says a packed matrix has.
+    pub packed_shape: Option<&'a ExpertPart>,
+    /// The bias.
+    pub bias: Option<&'a ExpertPart>,
 }
 
-/// The elements of a matrix, in the bytes of its parts.
-struct StoredElements<'a> {
-    decoder: ElementDecoder,
-    weight: &'a [u8],
-    scales: &'a [u8],
-    scale_format: Option<StoredScale>,
-    global: GlobalScale,
-    rows: u64,
-    columns: u64,
-    is_transposed: bool,
+impl ExpertLayout {
+    /// Returns how gate, up or down of an expert is stored.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for an expert or matrix that is not there, and a format with which nothing computes.
+    pub fn stored_matrix(&self, expert: u32, matrix: ExpertMatrix) -> Result<StoredMatrix<'_>> {
+        let ranges = self.expert(expert)?;
+        let (stored, rows) = self.rows_of(expert, matrix)?;
+        StoredMatrix::new(stored, &rows, ranges)
+    }
 }
 
-/// The format of a scale.
-#[derive(Clone, Copy)]
-enum StoredScale {
-    Known(ScaleFormat),
-    F16,
-}
-
-/// The scale of a whole matrix.
-#[derive(Clone, Copy)]
-enum GlobalScale {
-    None,
-    Multiplies(f32),
-    Divides(f32),
-}
-
-impl<'a> StoredElements<'a> {
-    fn new(stored: &MatrixLayout, ranges: &ExpertRanges, memory: &'a [u8]) -> Result<Self> {
+impl<'a> StoredMatrix<'a> {
+    fn new(stored: &MatrixLayout, rows: &MatrixRows, ranges: &'a ExpertRanges) -> Result<Self> {
         let refused = |why: &str| {
             Error::usage(
                 format!("{} is stored as {why}", stored.matrix.name()),
                 "read its bytes; nothing here computes with them",
             )
         };
-        let bytes = |part: &ExpertPart| &memory[part.at as usize..(part.at + part.bytes) as usize];
         let part = |role| ranges.part(stored.matrix, role);
-        let decoder = match &stored.format {
-            ExpertFormat::Plain(Dtype::F32) => ElementDecoder::Words,
-            ExpertFormat::Plain(Dtype::Nvfp4) => ElementDecoder::Nvfp4Blocks,
+        let block = |decoder, rows, columns| (decoder, 0, rows, columns);
+        let (decoder, format, block_rows, block_columns) = match &stored.format {
+            ExpertFormat::Plain(Dtype::F32) => block(ElementDecoder::Words, 1, 1),
+            ExpertFormat::Plain(Dtype::Nvfp4) => block(ElementDecoder::Nvfp4Blocks, 1, 1),
             ExpertFormat::Plain(dtype) => {
                 let format = format_of(*dtype).ok_or_else(|| refused(dtype.name()))?;
-                ElementDecoder::Blocks(format)
+                (ElementDecoder::Blocks, format as u32, 1, 1)
             }
-            ExpertFormat::Fp8 { rows, columns } => ElementDecoder::Fp8(*rows, *columns),
-            ExpertFormat::Mxfp4 => ElementDecoder::E2M1(32),
-            ExpertFormat::Nvfp4 { .. } => ElementDecoder::E2M1(16),
-            ExpertFormat::Int4 { group } => ElementDecoder::Int4(*group),
+            ExpertFormat::Fp8 { rows, columns } => block(ElementDecoder::Fp8, *rows, *columns),
+            ExpertFormat::Mxfp4 => block(ElementDecoder::E2M1, 1, 32),
+            ExpertFormat::Nvfp4 { .. } => block(ElementDecoder::E2M1, 1, 16),
+            ExpertFormat::Int4 { group } => block(ElementDecoder::Int4, 1, *group),
             unknown @ ExpertFormat::Unknown(_) => return Err(refused(&unknown.to_string())),
         };
         let weight = ranges
@@ -177,132 +163,109 @@ impl<'a> StoredElements<'a> {
             .find(|one| one.matrix == stored.matrix && one.role.is_weight());
         let weight = weight.ok_or_else(|| Error::internal("a matrix without elements"))?;
         let scale = part(TensorRole::Scale);
-        let scale_format =
+        let scale_number =
             scale.map(|scale| scale_of(scale.dtype).ok_or_else(|| refused(scale.dtype.name())));
-        let number = |part: &ExpertPart| {
-            let words = bytes(part).as_chunks().0.first();
-            words.map_or(f32::NAN, |word| f32::from_le_bytes(*word))
-        };
-        let global = match (
+        let (multiplied, divided) = (
             part(TensorRole::GlobalScale),
             part(TensorRole::GlobalDivisor),
-        ) {
-            (Some(one), _) if one.dtype == Dtype::F32 => GlobalScale::Multiplies(number(one)),
-            (_, Some(one)) if one.dtype == Dtype::F32 => GlobalScale::Divides(number(one)),
-            (None, None) => GlobalScale::None,
-            _ => return Err(refused("a scale that is no float32")),
+        );
+        let factor = multiplied.or(divided);
+        if factor.is_some_and(|factor| factor.dtype != Dtype::F32) {
+            return Err(refused("a scale that is no float32"));
+        }
+        let short = |number: u64| {
+            u32::try_from(number).map_err(|_| refused("a matrix with 2^32 rows or columns"))
         };
-        if let Some(shape) = part(TensorRole::PackedShape) {
-            let lengths: Vec<u64> = bytes(shape)
-                .as_chunks()
-                .0
-                .iter()
-                .map(|word| u64::from_le_bytes(*word))
-                .collect();
-            if lengths != [stored.rows, stored.columns] {
-                return Err(Error::usage(
-                    format!(
-                        "{} says {lengths:?}, and its matrix has {} x {} elements",
-                        shape.tensor, stored.rows, stored.columns
-                    ),
-                    "get the file again",
-                ));
-            }
+        let source = MatrixSource {
+            decoder: decoder as u32,
+            format,
+            scale: scale_number.transpose()?.unwrap_or(0),
+            divides: (multiplied.is_none() && divided.is_some()).into(),
+            block_rows: short(block_rows)?,
+            block_columns: short(block_columns)?,
+            rows: short(stored.rows)?,
+            columns: short(stored.columns)?,
+            first_row: short(rows.first)?,
+            row_step: short(rows.step)?,
+            is_transposed: stored.is_transposed.into(),
+            ..MatrixSource::default()
+        };
+        Ok(Self {
+            source,
+            weight,
+            scale,
+            factor,
+            packed_shape: part(TensorRole::PackedShape),
+            bias: part(TensorRole::Bias),
+        })
+    }
+
+    /// Returns the scale of the whole matrix by its bytes.
+    pub fn factor_of(bytes: &[u8]) -> f32 {
+        let words = bytes.as_chunks().0.first();
+        words.map_or(f32::NAN, |word| f32::from_le_bytes(*word))
+    }
+
+    /// Checks the lengths that the file says a packed matrix has, by their bytes.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for other lengths than those of the elements.
+    pub fn check_packed_shape(&self, shape: &ExpertPart, bytes: &[u8]) -> Result<()> {
+        let words = bytes.as_chunks().0.iter();
+        let lengths: Vec<u64> = words.map(|word| u64::from_le_bytes(*word)).collect();
+        let (rows, columns) = (u64::from(self.source.rows), u64::from(self.source.columns));
+        match lengths == [rows, columns] {
+            true => Ok(()),
+            false => Err(Error::usage(
+                format!(
+                    "{} says {lengths:?}, and its matrix has {rows} x {columns} elements",
+                    shape.tensor
+                ),
+                "get the file again",
+            )),
+        }
+    }
+}
+
+/// The elements of a matrix, in the bytes of its parts.
+struct StoredElements<'a> {
+    source: MatrixSource,
+    weight: &'a [u8],
+    scales: &'a [u8],
+    factor: f32,
+}
+
+impl<'a> StoredElements<'a> {
+    fn new(
+        stored: &MatrixLayout,
+        rows: &MatrixRows,
+        ranges: &ExpertRanges,
+        memory: &'a [u8],
+    ) -> Result<Self> {
+        let bytes = |part: &ExpertPart| &memory[part.at as usize..(part.at + part.bytes) as usize];
+        let found = StoredMatrix::new(stored, rows, ranges)?;
+        if let Some(shape) = found.packed_shape {
+            found.check_packed_shape(shape, bytes(shape))?;
         }
         Ok(Self {
-            decoder,
-            weight: bytes(weight),
-            scales: scale.map_or(&[], bytes),
-            scale_format: scale_format.transpose()?,
-            global,
-            rows: stored.rows,
-            columns: stored.columns,
-            is_transposed: stored.is_transposed,
+            source: found.source,
+            weight: bytes(found.weight),
+            scales: found.scale.map_or(&[], bytes),
+            factor: found
+                .factor
+                .map_or(1.0, |part| StoredMatrix::factor_of(bytes(part))),
         })
     }
 
     /// Returns an element.
     fn value(&self, row: u64, column: u64) -> f32 {
-        let index = match self.is_transposed {
-            true => column * self.rows + row,
-            false => row * self.columns + column,
-        };
-        match self.decoder {
-            ElementDecoder::Words => {
-                let at = index as usize * 4;
-                let word = |k: usize| self.weight.get(at + k).copied().unwrap_or(0);
-                f32::from_le_bytes([word(0), word(1), word(2), word(3)])
-            }
-            ElementDecoder::Blocks(format) => {
-                // Indices in the block, which have 32 bits where those in the matrix may not.
-                let block = u64::from(format.block_elements());
-                let first = index / block * u64::from(format.block_bytes());
-                value(format, (index % block) as u32, |k| {
-                    self.byte(first + u64::from(k))
-                })
-            }
-            ElementDecoder::Nvfp4Blocks => {
-                let (first, place) = (index / 64 * 36, index % 64);
-                let (group, place) = (place / 16, place % 16);
-                let byte = self.byte(first + 4 + group * 8 + place % 8);
-                let scale = f32_of_ue4m3(self.byte(first + group));
-                // ggml's numbers are integers, which have no negative zero.
-                let number = match byte >> (place / 8 * 4) & 0xF {
-                    8 => 0.0,
-                    code => f32_of_e2m1(code),
-                };
-                self.of_global(number * scale)
-            }
-            ElementDecoder::Fp8(rows, columns) => {
-                let of_row = self.columns.div_ceil(columns);
-                let scale = self.scale(row / rows * of_row + column / columns);
-                f32_of_f8_e4m3(self.byte(index)) * scale
-            }
-            ElementDecoder::E2M1(group) => {
-                let scale = self.of_global(self.scale(index / group));
-                f32_of_e2m1(self.byte(index / 2) >> (index % 2 * 4) & 0xF) * scale
-            }
-            ElementDecoder::Int4(group) => {
-                let number = self.byte(index / 2) >> (index % 2 * 4) & 0xF;
-                (f32::from(number) - 8.0) * self.scale(index / group)
-            }
-        }
-    }
-
-    /// Returns a byte of the matrix.
-    fn byte(&self, at: u64) -> u8 {
-        self.weight.get(at as usize).copied().unwrap_or(0)
-    }
-
-    /// Returns the stored scale number `at`.
-    fn scale(&self, at: u64) -> f32 {
-        let byte = |at: u64| self.scales.get(at as usize).copied().unwrap_or(0);
-        match self.scale_format {
-            None => 1.0,
-            Some(StoredScale::F16) => value(Format::F16, 0, |k| byte(at * 2 + u64::from(k))),
-            Some(StoredScale::Known(ScaleFormat::E8M0)) => f32_of_e8m0(byte(at)),
-            Some(StoredScale::Known(format)) => {
-                let first = at * u64::from(format.bytes());
-                format.value(|k| byte(first + u64::from(k)))
-            }
-        }
-    }
-
-    fn of_global(&self, scale: f32) -> f32 {
-        match self.global {
-            GlobalScale::None => scale,
-            GlobalScale::Multiplies(factor) => scale * factor,
-            GlobalScale::Divides(factor) => scale / factor,
-        }
-    }
-}
-
-/// Converts the scale of GGUF's NVFP4: E4M3 without a sign, as ggml reads it: the code of NaN is 0, and the sign is left out.
-fn f32_of_ue4m3(byte: u8) -> f32 {
-    match byte {
-        0x7F => 0.0,
-        0xFF => 480.0,
-        _ => f32_of_f8_e4m3(byte & 0x7F),
+        let byte = |bytes: &[u8], at: u64| bytes.get(at as usize).copied().unwrap_or(0);
+        self.source.value(
+            (row, column),
+            self.factor,
+            |at| byte(self.weight, at),
+            |at| byte(self.scales, at),
+        )
     }
 }
 
@@ -325,14 +288,14 @@ fn format_of(dtype: Dtype) -> Option<Format> {
     })
 }
 
-fn scale_of(dtype: Dtype) -> Option<StoredScale> {
+fn scale_of(dtype: Dtype) -> Option<u32> {
     Some(match dtype {
-        Dtype::F32 => StoredScale::Known(ScaleFormat::F32),
-        Dtype::Bf16 => StoredScale::Known(ScaleFormat::Bf16),
+        Dtype::F32 => ScaleFormat::F32 as u32,
+        Dtype::Bf16 => ScaleFormat::Bf16 as u32,
         // Files from before safetensors had the type name it by its size.
-        Dtype::F8E8M0 | Dtype::U8 => StoredScale::Known(ScaleFormat::E8M0),
-        Dtype::F8E4M3 => StoredScale::Known(ScaleFormat::E4M3),
-        Dtype::F16 => StoredScale::F16,
+        Dtype::F8E8M0 | Dtype::U8 => ScaleFormat::E8M0 as u32,
+        Dtype::F8E4M3 => ScaleFormat::E4M3 as u32,
+        Dtype::F16 => SCALE_F16,
         _ => return None,
     })
 }

@@ -249,17 +249,18 @@ fn epsilon(keys: &FamilyKeys<'_>) -> Result<f32> {
     }
 }
 
-/// Returns the scaling of the angles of positions, which is gpt-oss's.
+/// Returns the scaling of the angles of positions.
 fn yarn(keys: &FamilyKeys<'_>) -> Result<Option<YarnScaling>> {
     let name = keys.name("rope.scaling.type");
     match keys.keys.text(&name)? {
         None | Some("none") => Ok(None),
-        Some("yarn") if keys.family == ModelFamily::GptOss => {
+        Some("yarn") if keys.family != ModelFamily::Llama => {
             let scaling = YarnScaling {
                 factor: keys.positive("rope.scaling.factor")?,
                 original_positions: keys.size("rope.scaling.original_context_length")?,
                 fast_turns: keys.positive_or("rope.scaling.yarn_beta_fast", 32.0)?,
                 slow_turns: keys.positive_or("rope.scaling.yarn_beta_slow", 1.0)?,
+                whole_pairs: keys.family != ModelFamily::GptOss,
             };
             match scaling.fast_turns > scaling.slow_turns {
                 true => Ok(Some(scaling)),

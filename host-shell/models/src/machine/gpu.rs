@@ -314,6 +314,7 @@ impl ModelBackend for GpuMachine {
                 layer: block as u32,
                 tokens: (tokens - first).min(most as u32),
                 logits: at(VectorBuffer::Router),
+                given: None,
                 x: at(VectorBuffer::Normed),
                 y: at(VectorBuffer::Hidden),
                 adds: true,

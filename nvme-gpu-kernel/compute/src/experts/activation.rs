@@ -18,15 +18,24 @@ pub enum ExpertActivation {
         /// Factor of the gate inside of the sigmoid.
         alpha: f32,
     },
+    /// SiTU: `beta * tanh(gate / beta) * sigmoid(gate) * up`, as in Kimi-K3. Up is `linear_beta * tanh(up / linear_beta)`
+    /// unless `linear_beta` is 0.
+    Situ {
+        /// Largest magnitude of the gate's factor.
+        beta: f32,
+        /// Largest magnitude of up, or 0 for none.
+        linear_beta: f32,
+    },
 }
 
 impl ExpertActivation {
-    /// Returns the activation's number for kernels, its limit and its factor; 0 where it has none.
+    /// Returns the activation's number for kernels, its limit or beta, and its factor or second beta; 0 where it has none.
     pub const fn numbers(self) -> (u32, f32, f32) {
         match self {
             Self::SwiGlu => (0, 0.0, 0.0),
             Self::ClampedSwiGlu { limit } => (1, limit, 0.0),
             Self::GptOss { limit, alpha } => (2, limit, alpha),
+            Self::Situ { beta, linear_beta } => (3, beta, linear_beta),
         }
     }
 
@@ -37,6 +46,10 @@ impl ExpertActivation {
             0 => Some(Self::SwiGlu),
             1 => Some(Self::ClampedSwiGlu { limit }),
             2 => Some(Self::GptOss { limit, alpha }),
+            3 => Some(Self::Situ {
+                beta: limit,
+                linear_beta: alpha,
+            }),
             _ => None,
         }
     }
@@ -55,6 +68,14 @@ impl ExpertActivation {
                 let (gate, up) = clamped(gate, up, limit);
                 (up + 1.0) * (gate * sigmoid(gate * alpha))
             }
+            Self::Situ { beta, linear_beta } => {
+                let bounded = |x: f32, bound: f32| bound * tanh_by(x / bound, &exp);
+                let up = match linear_beta == 0.0 {
+                    true => up,
+                    false => bounded(up, linear_beta),
+                };
+                bounded(gate, beta) * sigmoid(gate) * up
+            }
         }
     }
 
@@ -71,6 +92,18 @@ impl ExpertActivation {
             *gate = self.value(*gate, *up);
         }
     }
+}
+
+/// Returns the hyperbolic tangent, with the machine's function `exp`. Near 0, where the quotient of powers loses its digits,
+/// it is the series.
+#[inline(always)]
+fn tanh_by(x: f32, exp: impl Fn(f32) -> f32) -> f32 {
+    let square = x * x;
+    if square < 0.04 {
+        let higher = square * (2.0 / 15.0 + square * (-17.0 / 315.0 + square * (62.0 / 2835.0)));
+        return x + x * square * (-1.0 / 3.0 + higher);
+    }
+    1.0 - 2.0 / (exp(2.0 * x) + 1.0)
 }
 
 /// Limits both, by comparisons with which NaN stays: `f32::min` would return the limit.
@@ -97,7 +130,11 @@ mod tests {
         };
         assert_eq!(oss.value(100.0, 100.0), oss.value(7.0, 7.0));
         assert_eq!(oss.value(0.0, 3.0), 0.0);
-        for activation in [ExpertActivation::SwiGlu, clamped, oss] {
+        let situ = ExpertActivation::Situ {
+            beta: 4.0,
+            linear_beta: 25.0,
+        };
+        for activation in [ExpertActivation::SwiGlu, clamped, oss, situ] {
             assert_eq!(
                 ExpertActivation::of_numbers(activation.numbers()),
                 Some(activation)
@@ -105,6 +142,36 @@ mod tests {
             assert!(activation.value(f32::NAN, 1.0).is_nan());
             assert!(activation.value(1.0, f32::NAN).is_nan());
         }
+    }
+
+    #[test]
+    fn situ_is_that_of_sums_by_f64() {
+        for (beta, linear_beta) in [(4.0f32, 25.0f32), (4.0, 0.0), (0.5, 1.0)] {
+            let situ = ExpertActivation::Situ { beta, linear_beta };
+            let bounded = |x: f64, bound: f64| bound * (x / bound).tanh();
+            for number in -400..400 {
+                let gate = (number as f32 / 40.0).powi(3) / 30.0;
+                let up = 30.0 - gate * 0.7;
+                let (x, y) = (f64::from(gate), f64::from(up));
+                let up_term = match linear_beta == 0.0 {
+                    true => y,
+                    false => bounded(y, linear_beta.into()),
+                };
+                let wanted = bounded(x, beta.into()) / (1.0 + (-x).exp()) * up_term;
+                let found = f64::from(situ.value(gate, up));
+                let error = (found - wanted).abs();
+                assert!(
+                    error <= 2e-6 * wanted.abs() + 1e-30,
+                    "{gate} {up}: {found} {wanted}"
+                );
+            }
+        }
+        let large = ExpertActivation::Situ {
+            beta: 4.0,
+            linear_beta: 25.0,
+        };
+        assert_eq!(large.value(1e30, -1e30), -100.0);
+        assert_eq!(large.value(-1e30, 1.0), 0.0);
     }
 
     #[test]

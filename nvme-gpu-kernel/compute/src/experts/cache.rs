@@ -7,7 +7,7 @@
 //! One group decides at any time: launches of one stream. It reads and writes the words by relaxed atomics,
 //! and every member sees what the leader stored before the group's last sync.
 
-use super::{ChosenExpert, ExpertLocations, MATRICES, NO_SLOT, ReplacementPolicy};
+use super::{ChosenExpert, NO_SLOT, ReplacementPolicy};
 use nvme_core::group::ThreadGroup;
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::rows::RangeTarget;
@@ -67,23 +67,46 @@ pub struct ExpertCache<'w> {
     policy: ReplacementPolicy,
 }
 
-/// The request of a launch.
+/// The choices of a launch.
 #[derive(Clone, Copy, Debug)]
-pub struct CacheRequest<'p> {
-    /// Location of the layer's experts on the drive.
-    pub places: &'p ExpertLocations,
+pub struct CacheRequest {
     /// Number of the layer's first expert among the experts of all layers.
     pub first: u32,
     /// Experts of the layer.
     pub experts: u32,
     /// Choices.
     pub pairs: u32,
-    /// Address of the slots.
-    pub data: u64,
-    /// Bytes of a slot.
-    pub slot_bytes: u64,
-    /// log2 of the bytes of one read.
-    pub piece_shift: u32,
+}
+
+/// The ranges that a launch lists for the reads.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RangeList {
+    /// Number of ranges.
+    pub ranges: u32,
+    /// Number of reads of all of them.
+    pub pieces: u64,
+}
+
+impl RangeList {
+    /// Appends the `bytes` bytes from `byte` of the drive on, which are read to address `to` in parts of
+    /// `1 << piece_shift` bytes. Returns the number of the entry, and the entry.
+    #[inline(always)]
+    pub fn add(
+        &mut self,
+        (byte, bytes, to): (u64, u64, u64),
+        piece_shift: u32,
+    ) -> (u32, RangeTarget) {
+        let range = RangeTarget {
+            byte,
+            bytes,
+            to,
+            first: self.pieces,
+        };
+        let number = self.ranges;
+        self.ranges += 1;
+        self.pieces += range.pieces(piece_shift);
+        (number, range)
+    }
 }
 
 impl<'w> ExpertCache<'w> {
@@ -138,6 +161,14 @@ impl<'w> ExpertCache<'w> {
         }
     }
 
+    /// Records that a read into `slot` begins.
+    #[inline(always)]
+    pub fn clear_bad(&self, slot: u32) {
+        if slot < self.slots {
+            self.set(Self::of_slot(slot, BAD), 0);
+        }
+    }
+
     /// True if the last read into `slot` failed.
     ///
     /// Such a slot keeps its expert, so that the next step reads it again into the same place, and no kernel
@@ -179,11 +210,11 @@ impl<'w> ExpertCache<'w> {
         self.set(self.of_expert(expert), slot + 1);
     }
 
-    /// Assigns a slot to each choice, and lists the ranges that have to be read. Returns the number of ranges
-    /// and of the reads that they take.
+    /// Assigns a slot to each choice.
     ///
-    /// `pair` returns a choice, `put` sets its slot, `list` receives the ranges in order; `least` returns the
-    /// minimum over the members' numbers. Every member calls `admit`; only the leader calls `put` and `list`.
+    /// `pair` returns a choice, `put` sets its slot, `read` is called with the expert and the slot of each expert that
+    /// has to be read; `least` returns the minimum over the members' numbers. Every member calls `admit`, and each of them
+    /// calls `read`; only the leader calls `put`.
     ///
     /// A choice keeps [`NO_SLOT`] if every slot holds an expert of the same step, or if the layer has no such
     /// expert.
@@ -191,12 +222,12 @@ impl<'w> ExpertCache<'w> {
     pub fn admit(
         &self,
         group: &impl ThreadGroup,
-        asked: &CacheRequest<'_>,
+        asked: &CacheRequest,
         pair: impl Fn(u32) -> ChosenExpert,
         put: impl Fn(u32, u32),
-        list: impl Fn(u32, RangeTarget),
+        mut read: impl FnMut(u32, u32),
         least: impl Fn(u64) -> u64,
-    ) -> (u32, u64) {
+    ) {
         let now = self.get(NOW).wrapping_add(1);
         group.sync();
         if group.leads() {
@@ -216,7 +247,6 @@ impl<'w> ExpertCache<'w> {
             at += 1;
         }
         group.sync();
-        let (mut ranges, mut pieces) = (0, 0);
         let mut at = 0;
         while at < asked.pairs {
             let ChosenExpert { expert, slot, .. } = pair(at);
@@ -235,34 +265,19 @@ impl<'w> ExpertCache<'w> {
                     if group.leads() {
                         put(at, slot);
                         match is_whole {
-                            // An earlier choice of this step has listed it already.
+                            // An earlier choice of this step reads it already.
                             true => self.count(CacheCounter::Hits),
                             false => self.give(slot, number, now),
                         }
                     }
-                    let mut matrix = 0;
-                    while matrix < MATRICES && !is_whole {
-                        let range = RangeTarget {
-                            byte: asked.places.byte(matrix, expert),
-                            bytes: asked.places.bytes[matrix],
-                            to: asked.data
-                                + u64::from(slot) * asked.slot_bytes
-                                + asked.places.at(matrix, expert),
-                            first: pieces,
-                        };
-                        if group.leads() {
-                            list(ranges, range);
-                        }
-                        ranges += 1;
-                        pieces += range.pieces(asked.piece_shift);
-                        matrix += 1;
+                    if !is_whole {
+                        read(expert, slot);
                     }
                     group.sync();
                 }
             }
             at += 1;
         }
-        (ranges, pieces)
     }
 
     /// Uses expert `number` if it is cached. The leader calls it.

@@ -3,10 +3,10 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::cache::{CacheRequest, ExpertCache, words};
+use super::cache::{CacheRequest, ExpertCache, RangeList, words};
 use super::{
     ActivateParameters, AdmitParameters, ChosenExpert, ExpertActivation, ExpertLocations,
-    JoinParameters, NO_SLOT, ProductParameters, ReplacementPolicy, RouteParameters,
+    JoinParameters, MATRICES, NO_SLOT, ProductParameters, ReplacementPolicy, RouteParameters,
     SettleParameters,
 };
 use crate::arch::{FloatArray, butterfly64, exp, sum_of_warp, thread, warp};
@@ -118,7 +118,7 @@ fn total(route: &RouteParameters, logits: FloatArray, largest: f32) -> f32 {
 }
 
 #[inline(always)]
-fn most_of_warp(value: u64) -> u64 {
+pub fn most_of_warp(value: u64) -> u64 {
     let (mut most, mut bits) = (value, 16);
     while bits != 0 {
         let other = butterfly64(most, bits);
@@ -133,7 +133,7 @@ fn most_of_warp(value: u64) -> u64 {
 /// # Safety
 /// All memory that [`AdmitParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-unsafe fn cache_of(admit: &AdmitParameters) -> Option<ExpertCache<'_>> {
+pub unsafe fn cache_of(admit: &AdmitParameters) -> Option<ExpertCache<'_>> {
     let count = words(admit.slots, admit.experts * admit.layers);
     // SAFETY: the host vouches for `count` words at `words`, which are accessed through atomics alone.
     let words =
@@ -147,7 +147,7 @@ unsafe fn cache_of(admit: &AdmitParameters) -> Option<ExpertCache<'_>> {
 /// # Safety
 /// As [`cache_of`].
 #[inline(always)]
-unsafe fn places_of(admit: &AdmitParameters) -> &ExpertLocations {
+pub unsafe fn places_of(admit: &AdmitParameters) -> &ExpertLocations {
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe { &*(admit.places as usize as *const ExpertLocations) }
 }
@@ -157,7 +157,7 @@ unsafe fn places_of(admit: &AdmitParameters) -> &ExpertLocations {
 /// # Safety
 /// As [`cache_of`].
 #[inline(always)]
-unsafe fn word_of(chosen: u64, pair: u32, word: u64) -> &'static AtomicU32 {
+pub unsafe fn word_of(chosen: u64, pair: u32, word: u64) -> &'static AtomicU32 {
     let at = chosen + u64::from(pair) * size_of::<ChosenExpert>() as u64 + word * 4;
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     unsafe { &*(at as usize as *const AtomicU32) }
@@ -168,7 +168,7 @@ unsafe fn word_of(chosen: u64, pair: u32, word: u64) -> &'static AtomicU32 {
 /// # Safety
 /// As [`cache_of`].
 #[inline(always)]
-unsafe fn chosen_of(chosen: u64, pair: u32) -> ChosenExpert {
+pub unsafe fn chosen_of(chosen: u64, pair: u32) -> ChosenExpert {
     // SAFETY: this function's caller vouches for the addresses, as under `# Safety`.
     let word = |word| unsafe { word_of(chosen, pair, word) }.load(Order::Relaxed, Scope::Gpu);
     ChosenExpert {
@@ -192,17 +192,14 @@ entry! {
         let (cache, places) = unsafe { (cache_of(&admit), places_of(&admit)) };
         let Some(cache) = cache else { return };
         let asked = CacheRequest {
-            places,
             first: admit.layer * admit.experts,
             experts: admit.experts,
             pairs: admit.pairs,
-            data: admit.data,
-            slot_bytes: admit.slot_bytes,
-            piece_shift: admit.piece_shift,
         };
         let ranges = (admit.list + size_of::<ListHead>() as u64) as usize as *mut RangeTarget;
         let least = |value: u64| !most_of_warp(!value);
-        let (range_count, pieces) = cache.admit(
+        let mut list = RangeList::default();
+        cache.admit(
             &WholeWarp,
             &asked,
             // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
@@ -211,14 +208,26 @@ entry! {
                 // SAFETY: the same promise, for the slot's word of the choice.
                 unsafe { word_of(admit.chosen, pair, 1) }.store(slot, Order::Relaxed, Scope::Gpu)
             },
-            // SAFETY: the host vouches for [`MATRICES`](super::MATRICES) ranges for each pair.
-            |at, range| unsafe { *ranges.add(at as usize) = range },
+            |expert, slot| {
+                let to = admit.data + u64::from(slot) * admit.slot_bytes;
+                let mut matrix = 0;
+                while matrix < MATRICES {
+                    let of_drive = (places.byte(matrix, expert), places.bytes[matrix]);
+                    let to = to + places.at(matrix, expert);
+                    let (at, range) = list.add((of_drive.0, of_drive.1, to), admit.piece_shift);
+                    if arch::lane() == 0 {
+                        // SAFETY: the host vouches for [`MATRICES`] ranges for each pair.
+                        unsafe { *ranges.add(at as usize) = range };
+                    }
+                    matrix += 1;
+                }
+            },
             least,
         );
         if arch::lane() == 0 {
             let head = ListHead {
-                range_count: range_count.into(),
-                pieces,
+                range_count: list.ranges.into(),
+                pieces: list.pieces,
             };
             // SAFETY: the host vouches for the head of the list; only lane 0 writes it.
             unsafe { *(admit.list as usize as *mut ListHead) = head };

@@ -8,13 +8,18 @@
 //! [`JoinParameters`] adds up the weighted results.
 
 mod activation;
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "experts"))]
+mod arrange;
 pub mod cache;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "experts"))]
 mod kernels;
+pub mod published;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod reference;
 
 pub use activation::ExpertActivation;
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+pub use arrange::{nvme_moe_admit_published, nvme_moe_arrange};
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 pub use kernels::{
     nvme_moe_activate, nvme_moe_admit, nvme_moe_join, nvme_moe_product, nvme_moe_product_quantised,

@@ -542,6 +542,8 @@ class Summaries:
 
 _Placed: TypeAlias = tuple[int, int]
 
+_ActivationNumbers = tuple[float | None, float | None, float | None, float | None]
+
 @final
 class Experts:
     def __new__(
@@ -550,9 +552,19 @@ class Experts:
         layers: list[tuple[_Placed, _Placed, _Placed]],
         shape: tuple[int, int, int, int],
         over_all: bool,
-        limits: tuple[float | None, float | None],
+        limits: _ActivationNumbers,
         cache: tuple[int, str, list[tuple[int, int]], int] | None = None,
     ) -> Experts: ...
+    @staticmethod
+    def of_layouts(
+        store: Store,
+        layouts: list[ExpertLayout],
+        choices: int,
+        over_all: bool,
+        limits: _ActivationNumbers,
+        cache: tuple[int, str, list[tuple[int, int]], int] | None = None,
+    ) -> Experts: ...
+    def shape(self) -> tuple[int, int, int, int, int]: ...
     def sizes(self) -> tuple[int, int, int]: ...
     def compute(
         self,
@@ -563,10 +575,12 @@ class Experts:
         adds: bool,
         biases: tuple[View, View, View] | None = None,
     ) -> Operation: ...
+    def compute_chosen(self, layer: int, chosen: tuple[View, View], x: View, out: View, adds: bool) -> Operation: ...
     def step_on_gpu(
         self,
         shape: tuple[int, int],
         addresses: tuple[int, int, int, int],
+        given: tuple[int, int] | None,
         biases: list[int],
         adds: bool,
         stream: int,
@@ -676,7 +690,7 @@ def attention_on_cpu(
 ) -> Operation: ...
 def silu_mul_on_cpu(x: View, factor: View, out: View) -> Operation: ...
 def argmax_on_cpu(x: View, elements: int, out: View) -> Operation: ...
-def activate_on_cpu(gate: View, up: View, limit: float | None, alpha: float | None, out: View) -> Operation: ...
+def activate_on_cpu(gate: View, up: View, numbers: _ActivationNumbers, out: View) -> Operation: ...
 def route_by_rule_on_cpu(
     logits: View,
     rule: tuple[int, int, str, tuple[int, int, int], bool, float, float],

@@ -3,7 +3,8 @@
 #![allow(unsafe_code)]
 
 use super::host::HostCall;
-use super::router::activation;
+use super::layout::PyExpertLayout;
+use super::router::{ActivationNumbers, activation};
 use super::steps::stored;
 use crate::error::ExceptionParts;
 use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
@@ -14,8 +15,8 @@ use crate::view::PyView;
 use crate::wait;
 use nvme_host::Error;
 use nvme_models::experts::{
-    self, CacheOptions, ExpertBiases, ExpertMatrices, ExpertShape, ExpertStep, GpuExperts,
-    ReplacementPolicy,
+    self, CacheOptions, ChosenExpert, ExpertBiases, ExpertLayers, ExpertMatrices, ExpertShape,
+    ExpertStep, ExpertUse, GivenChoices, GpuExperts, ReplacementPolicy,
 };
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -70,10 +71,9 @@ impl PyExperts {
         layers: Vec<(Place, Place, Place)>,
         shape: (u32, u32, u32, u32),
         over_all: bool,
-        limits: (Option<f32>, Option<f32>),
+        limits: ActivationNumbers,
         cache: Option<Cache>,
     ) -> PyResult<Self> {
-        let open = store.get()?;
         let (width, hidden, count, choices) = shape;
         let shape = ExpertShape {
             width,
@@ -92,32 +92,46 @@ impl PyExperts {
         let layer = |(gate, up, down)| Ok([place(gate)?, place(up)?, place(down)?]);
         let layers = layers.into_iter().map(layer);
         let layers = layers.collect::<Result<Vec<_>, ExceptionParts>>()?;
-        let options =
-            |(bytes, name, pinned, tokens): Cache| -> Result<CacheOptions, ExceptionParts> {
-                Ok(CacheOptions {
-                    bytes,
-                    policy: policy(&name)?,
-                    pinned,
-                    tokens,
-                    limit: LIMIT,
-                })
-            };
-        let options = cache.map(options).transpose()?;
-        let opened = wait::of(py, move || {
-            let experts = experts::ExpertLayers::new(&open, shape, layers)?;
-            let by_gpu = options.map(|options| GpuExperts::new(&experts, &options));
-            Ok(Arc::new(OpenExperts {
-                store: open,
-                experts,
-                by_gpu: by_gpu.transpose()?,
-            }))
-        })?;
-        let flights = Arc::default();
-        store.add_table(&flights);
-        Ok(Self {
-            opened: OnStore::new(store, "layers of experts", opened),
-            flights,
-        })
+        let make = move |open: &Open| experts::ExpertLayers::new(open, shape, layers);
+        Self::open(py, store, cache, make)
+    }
+
+    /// Creates the experts of published files: one layout for each layer, experts of a token, weights over all, and the
+    /// numbers of the activation.
+    #[staticmethod]
+    #[pyo3(signature = (store, layouts, choices, over_all, limits, cache=None))]
+    fn of_layouts(
+        py: Python<'_>,
+        store: &PyStore,
+        layouts: Vec<Py<PyExpertLayout>>,
+        choices: u32,
+        over_all: bool,
+        limits: ActivationNumbers,
+        cache: Option<Cache>,
+    ) -> PyResult<Self> {
+        let of = ExpertUse {
+            choices,
+            over_all,
+            activation: activation(limits)?,
+        };
+        let layouts = layouts.iter().map(|one| one.get().layout());
+        let layouts = layouts.collect::<Result<Vec<_>, ExceptionParts>>()?;
+        let make = move |_: &Open| experts::ExpertLayers::of_layouts(layouts, of);
+        Self::open(py, store, cache, make)
+    }
+
+    /// Returns width, hidden, experts, choices, and the number of layers.
+    fn shape(&self) -> PyResult<(u32, u32, u32, u32, u32)> {
+        let opened = self.opened.get()?;
+        let shape = opened.experts.shape();
+        let layers = opened.experts.layers();
+        Ok((
+            shape.width,
+            shape.hidden,
+            shape.experts,
+            shape.choices,
+            layers,
+        ))
     }
 
     /// Returns the bytes of a slot of the cache, slots, and bytes of memory of the GPU.
@@ -164,27 +178,54 @@ impl PyExperts {
                 let [gate, up, down] = biases.map(|bias| unsafe { bias.get() });
                 ExpertBiases { gate, up, down }
             });
-            let found = opened.experts.compute(layer, logits, x, biases);
-            if found.is_err() {
-                // Results that are not computed are NaN.
-                out.fill(f32::NAN);
-            }
-            for (out, found) in out.iter_mut().zip(found?) {
-                *out = if adds { *out } else { 0.0 } + found;
-            }
-            Ok(())
+            put(opened.experts.compute(layer, logits, x, biases), out, adds)
+        })
+    }
+
+    /// Computes a layer's results for the experts of each token and their weights, as [`compute`](Self::compute) does.
+    #[pyo3(signature = (layer, chosen, x, out, adds))]
+    fn compute_chosen(
+        &self,
+        layer: u32,
+        chosen: (Py<PyView>, Py<PyView>),
+        x: Py<PyView>,
+        out: Py<PyView>,
+        adds: bool,
+    ) -> PyResult<PyOperation> {
+        let opened = self.opened.get()?;
+        let mut call = HostCall::default();
+        let numbers = call.input::<u32>(chosen.0, "experts")?;
+        let weights = call.input::<f32>(chosen.1, "weights")?;
+        let x = call.input::<f32>(x, "x")?;
+        let out = call.output::<f32>(out, "out")?;
+        call.start(move || {
+            // SAFETY: inside of the call, once.
+            let (numbers, weights) = unsafe { (numbers.get(), weights.get()) };
+            // SAFETY: as above.
+            let (x, out) = unsafe { (x.get(), out.get()) };
+            let chosen = numbers.iter().zip(weights);
+            let chosen = chosen.map(|(expert, weight)| ChosenExpert {
+                expert: *expert,
+                weight: *weight,
+                ..ChosenExpert::default()
+            });
+            let chosen: Vec<ChosenExpert> = chosen.collect();
+            let found = opened.experts.compute_chosen(layer, &chosen, x, None);
+            put(found, out, adds)
         })
     }
 
     /// Puts a layer's step into `stream` of the store's GPU. The addresses of logits, vectors, results and probabilities,
-    /// the last one 0 for none, and of the biases of gate, up and down.
-    #[pyo3(signature = (shape, addresses, biases, adds, stream, buffers=None))]
+    /// the last one 0 for none; of numbers and weights of chosen experts, in place of the logits, or zeros; and of the
+    /// biases of gate, up and down.
+    #[pyo3(signature = (shape, addresses, given, biases, adds, stream, buffers=None))]
     #[expect(clippy::too_many_arguments, reason = "Python calls it by position")]
     fn step_on_gpu(
         &self,
         py: Python<'_>,
         shape: (u32, u32),
         addresses: (u64, u64, u64, u64),
+        given: Option<(u64, u64)>,
         biases: [u64; 3],
         adds: bool,
         stream: u64,
@@ -198,6 +239,7 @@ impl PyExperts {
             layer: shape.0,
             tokens: shape.1,
             logits,
+            given: given.map(|(experts, weights)| GivenChoices { experts, weights }),
             x,
             y,
             adds,
@@ -234,6 +276,55 @@ impl PyExperts {
     fn close(&self) {
         self.opened.close();
     }
+}
+
+impl PyExperts {
+    /// Makes the experts on a thread that is not attached to Python, with their cache.
+    fn open(
+        py: Python<'_>,
+        store: &PyStore,
+        cache: Option<Cache>,
+        make: impl FnOnce(&Open) -> nvme_host::Result<ExpertLayers> + Send + 'static,
+    ) -> PyResult<Self> {
+        let open = store.get()?;
+        let options =
+            |(bytes, name, pinned, tokens): Cache| -> Result<CacheOptions, ExceptionParts> {
+                Ok(CacheOptions {
+                    bytes,
+                    policy: policy(&name)?,
+                    pinned,
+                    tokens,
+                    limit: LIMIT,
+                })
+            };
+        let options = cache.map(options).transpose()?;
+        let opened = wait::of(py, move || {
+            let experts = make(&open)?;
+            let by_gpu = options.map(|options| GpuExperts::new(&experts, &options));
+            Ok(Arc::new(OpenExperts {
+                store: open,
+                experts,
+                by_gpu: by_gpu.transpose()?,
+            }))
+        })?;
+        let flights = Arc::default();
+        store.add_table(&flights);
+        Ok(Self {
+            opened: OnStore::new(store, "layers of experts", opened),
+            flights,
+        })
+    }
+}
+
+/// Stores results, added to `out` with `adds`; NaN for those that were not computed.
+fn put(found: nvme_host::Result<Vec<f32>>, out: &mut [f32], adds: bool) -> nvme_host::Result<()> {
+    if found.is_err() {
+        out.fill(f32::NAN);
+    }
+    for (out, found) in out.iter_mut().zip(found?) {
+        *out = if adds { *out } else { 0.0 } + found;
+    }
+    Ok(())
 }
 
 fn without_cache() -> Error {

@@ -146,6 +146,11 @@ struct OpenLayout {
 pub struct PyExpertLayout(OnStore<Arc<OpenLayout>>);
 
 impl PyExpertLayout {
+    /// Returns the experts, for a cache of them.
+    pub fn layout(&self) -> Result<layout::ExpertLayout, ExceptionParts> {
+        Ok(self.0.get()?.layout.clone())
+    }
+
     fn of(
         py: Python<'_>,
         store: &PyStore,

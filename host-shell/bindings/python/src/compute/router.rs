@@ -126,33 +126,50 @@ pub fn route_by_rule_on_cpu(
     })
 }
 
-/// Returns the activation that is clamped to a limit, and with a factor, too, that of gpt-oss.
-pub fn activation(limits: (Option<f32>, Option<f32>)) -> Result<ExpertActivation, ExceptionParts> {
-    match limits {
-        (None, None) => Ok(ExpertActivation::SwiGlu),
-        (Some(limit), None) => Ok(ExpertActivation::ClampedSwiGlu { limit }),
-        (Some(limit), Some(alpha)) => Ok(ExpertActivation::GptOss { limit, alpha }),
-        (None, Some(_)) => {
+/// Limit and factor of a clamped activation, beta and second beta of SiTU.
+pub type ActivationNumbers = (Option<f32>, Option<f32>, Option<f32>, Option<f32>);
+
+/// Returns the activation that is clamped to a limit, and with a factor, too, that of gpt-oss; with a beta SiTU.
+pub fn activation(numbers: ActivationNumbers) -> Result<ExpertActivation, ExceptionParts> {
+    match numbers {
+        (None, None, None, None) => Ok(ExpertActivation::SwiGlu),
+        (Some(limit), None, None, None) => Ok(ExpertActivation::ClampedSwiGlu { limit }),
+        (Some(limit), Some(alpha), None, None) => Ok(ExpertActivation::GptOss { limit, alpha }),
+        (None, None, Some(beta), linear_beta) => Ok(ExpertActivation::Situ {
+            beta,
+            linear_beta: linear_beta.unwrap_or(0.0),
+        }),
+        (None, Some(_), _, _) => {
             let cause = "alpha is given without a limit";
             Err(ExceptionParts::usage(
                 cause,
                 "give both, as gpt-oss has them",
             ))
         }
+        (_, _, None, Some(_)) => {
+            let cause = "linear_beta is given without beta";
+            Err(ExceptionParts::usage(
+                cause,
+                "give both, as Kimi-K3 has them",
+            ))
+        }
+        (Some(_), _, Some(_), _) => {
+            let cause = "a limit and beta are given, of two activations";
+            Err(ExceptionParts::usage(cause, "give those of one"))
+        }
     }
 }
 
-/// Computes the activation of each element; with `limit` clamped, with `alpha` that of gpt-oss.
+/// Computes the activation of each element; with a limit clamped, with alpha that of gpt-oss, with beta SiTU.
 #[pyfunction]
-#[pyo3(signature = (gate, up, limit, alpha, out))]
+#[pyo3(signature = (gate, up, numbers, out))]
 pub fn activate_on_cpu(
     gate: Py<PyView>,
     up: Py<PyView>,
-    limit: Option<f32>,
-    alpha: Option<f32>,
+    numbers: ActivationNumbers,
     out: Py<PyView>,
 ) -> PyResult<PyOperation> {
-    let activation = activation((limit, alpha))?;
+    let activation = activation(numbers)?;
     let mut call = HostCall::default();
     let gate = call.input::<f32>(gate, "gate")?;
     let up = call.input::<f32>(up, "up")?;

@@ -340,6 +340,72 @@ def experts_of_a_drive():
     return answers
 
 
+def published(width, hidden, experts, form):
+    """A file of safetensors as bytes, with the experts of one layer: those of gpt-oss, or FP8 in blocks of 128 x 128."""
+    generator = torch.Generator().manual_seed(width)
+    bytes_ = lambda low, high, *shape: torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)  # noqa: E731
+    tensors, bank = [], "model.layers.0.mlp.experts"
+    if form == "gpt-oss":
+        for name, rows, columns in (("gate_up_proj", 2 * hidden, width), ("down_proj", width, hidden)):
+            tensors.append((f"{bank}.{name}_blocks", "U8", bytes_(0, 256, experts, rows, columns // 32, 16)))
+            tensors.append((f"{bank}.{name}_scales", "U8", bytes_(116, 121, experts, rows, columns // 32)))
+            bias = torch.randn(experts, rows, generator=generator).bfloat16()
+            tensors.append((f"{bank}.{name}_bias", "BF16", bias))
+    else:
+        for expert in range(experts):
+            for kind, rows, columns in (("gate", hidden, width), ("up", hidden, width), ("down", width, hidden)):
+                name = f"{bank}.{expert}.{kind}_proj.weight"
+                tensors.append((name, "F8_E4M3", bytes_(0, 120, rows, columns)))
+                scale = torch.rand(-(-rows // 128), -(-columns // 128), generator=generator) / 3000
+                tensors.append((f"{name}_scale_inv", "F32", scale))
+    head, at, data = {}, 0, []
+    for name, dtype, tensor in tensors:
+        flat = tensor.contiguous().flatten().view(torch.uint8)
+        head[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [at, at + len(flat)]}
+        at += len(flat)
+        data.append(flat)
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    begin = torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
+    return torch.cat([begin, *data])
+
+
+@case
+def published_experts_of_a_drive():
+    answers = {}
+    for form, activation in (("gpt-oss", {"limit": 7.0, "alpha": 1.702}), ("fp8", {})):
+        with opened() as store:
+            store.write_from(published(256, 512, 16, form), 0).result(30)
+            slot = 4 * 3 * 256 * 512 if form == "fp8" else 3 * 256 * 512 * 17 // 32
+            experts = compute.Experts(
+                compute.ExpertFiles(store), choices=3, cache_bytes=9 * (slot + 96), tokens=2, pinned=[(0, 5)], **activation
+            )
+            x, logits, y, z = dice(2, 256) / 8, dice(2, 16), poison(2, 256), poison(2, 256)
+
+            def both():
+                experts.compute(0, logits, x, y)
+                top, which = logits.topk(3)
+                experts.compute(0, None, x, z, chosen=(which.int(), top.softmax(-1)))
+
+            graph, _ = captured(both)
+            for seed in range(12):
+                x.copy_(dice(2, 256, seed=seed) / 8)
+                logits.copy_(dice(2, 16, seed=seed + 99))
+                y.fill_(math.nan)
+                z.fill_(math.nan)
+                graph.replay()
+                torch.cuda.synchronize()
+                experts.check(30)
+                want = experts.compute(0, logits.cpu(), x.cpu()).cuda()
+                size = want.abs().max() + torch.zeros_like(want)
+                near(y, want, size, 1e-4, form)
+                near(z, want, size, 1e-4, f"{form}, given choices")
+            counts = experts.counts()
+            answers[form] = {"hits": counts.hits, "misses": counts.misses, "evictions": counts.evictions}
+            assert counts.evictions > 0, counts
+    return answers
+
+
 def layer_by_torch(x, w, b, activation):
     sums = functional.linear(x, w, b)
     if activation is None:

@@ -1,3 +1,4 @@
+use super::super::{ExpertLocations, MATRICES};
 use super::*;
 use nvme_core::group::LoneThread;
 use std::cell::{Cell, RefCell};
@@ -45,13 +46,9 @@ impl Bench {
         let slots: Vec<Cell<u32>> = experts.iter().map(|_| Cell::new(77)).collect();
         let ranges = RefCell::new(Vec::new());
         let asked = CacheRequest {
-            places: &self.places,
             first: layer * EXPERTS,
             experts: EXPERTS,
             pairs: experts.len() as u32,
-            data: 1 << 40,
-            slot_bytes: self.places.slot_bytes(),
-            piece_shift: PIECE,
         };
         let pair = |at: u32| ChosenExpert {
             expert: experts[at as usize],
@@ -59,14 +56,21 @@ impl Bench {
             ..ChosenExpert::default()
         };
         let put = |at: u32, slot| slots[at as usize].set(slot);
-        let list = |at: u32, range| {
-            assert_eq!(at as usize, ranges.borrow().len());
-            ranges.borrow_mut().push(range);
+        let mut list = RangeList::default();
+        let read = |expert, slot: u32| {
+            let to = (1 << 40) + u64::from(slot) * self.places.slot_bytes();
+            for matrix in 0..MATRICES {
+                let byte = self.places.byte(matrix, expert);
+                let to = to + self.places.at(matrix, expert);
+                let (at, range) = list.add((byte, self.places.bytes[matrix], to), PIECE);
+                assert_eq!(at as usize, ranges.borrow().len());
+                ranges.borrow_mut().push(range);
+            }
         };
-        let (count, pieces) = self
-            .cache()
-            .admit(&LoneThread, &asked, pair, put, list, |value| value);
-        assert_eq!(count as usize, ranges.borrow().len());
+        self.cache()
+            .admit(&LoneThread, &asked, pair, put, read, |value| value);
+        assert_eq!(list.ranges as usize, ranges.borrow().len());
+        let pieces = list.pieces;
         Step {
             slots: slots.iter().map(Cell::get).collect(),
             ranges: ranges.into_inner(),

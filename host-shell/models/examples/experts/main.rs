@@ -1,20 +1,25 @@
 //! Tokens through layers of experts whose weights lie on a drive, as one graph each: the GPU chooses, reads and computes.
 //!
 //! ```sh
-//! cargo run --release -p nvme-models --example experts -- DEVICE [LAYERS] [EXPERTS] [CHOICES] [WIDTH] [HIDDEN] [TOKENS] [QUEUES] [FORMAT]
+//! cargo run --release -p nvme-models --example experts -- DEVICE [LAYERS] [EXPERTS] [CHOICES] [WIDTH] [HIDDEN] [TOKENS] [QUEUES] [FORMAT] [PROMPT]
 //! ```
 //!
 //! DEVICE is overwritten: a simulated drive. Without numbers the layers have 128 experts of 2,880 x 2,880, of which a
-//! token uses 4 (the geometry of gpt-oss-120b, which has 36 layers). FORMAT: `q4_0`, or `mxfp4` with the activation of
-//! gpt-oss. Weights are random; logits come from a generator that prefers some experts. Caches hold 1, 1/2, 1/4, 1/8 and
-//! 1/16 of all experts, as far as a token fits. The last token of each is compared with the CPU's result.
+//! token uses 4 (the geometry of gpt-oss-120b, which has 36 layers). FORMAT: `q4_0`; `mxfp4` with the activation of
+//! gpt-oss, in GGUF's blocks; or `gpt-oss`, the same as published in safetensors, with scales apart, rows of gate and up in
+//! turns, and biases. Weights are random; logits come from a generator that prefers some experts. Caches hold 1, 1/2, 1/4,
+//! 1/8 and 1/16 of all experts, as far as a token fits. The last token of each is compared with the CPU's result.
 //!
-//! One line of JSON for each cache: tokens a second, bytes a token, and the number of choices that were in the cache.
+//! One line of JSON for each cache: tokens a second, bytes a token, and the number of choices that were in the cache. With
+//! PROMPT one line instead: so many tokens pass through whole layers, of which the next is read while one is computed.
+//! `of_link` is the time of the reads alone in parts of the time of both.
 // UNSAFETY: launches over this program's own memory.
 #![allow(unsafe_code)]
 
-#[path = "../../compute/examples/arguments/mod.rs"]
+#[path = "../../../compute/examples/arguments/mod.rs"]
 mod arguments;
+mod prompt;
+mod published;
 
 use arguments::Arguments;
 use nvme_compute::random_weights::{self, StoredFormat};
@@ -45,12 +50,13 @@ fn run(words: &Arguments) -> Result<()> {
         ));
     };
     let layers = words.number(1, 4)?;
-    let stored = match words.word(8).unwrap_or("q4_0") {
+    let format = words.word(8).unwrap_or("q4_0");
+    let stored = match format {
         "q4_0" => StoredFormat::Q4_0,
-        "mxfp4" => StoredFormat::Mxfp4,
+        "mxfp4" | "gpt-oss" => StoredFormat::Mxfp4,
         other => {
             let cause = format!("FORMAT is '{other}'");
-            return Err(Error::usage(cause, "use q4_0 or mxfp4"));
+            return Err(Error::usage(cause, "use q4_0, mxfp4 or gpt-oss"));
         }
     };
     let shape = ExpertShape {
@@ -81,12 +87,18 @@ fn run(words: &Arguments) -> Result<()> {
         ..StoreOptions::default()
     };
     let store = Arc::new(Store::open(device, &options)?);
-    let experts = ExpertLayers::new(&store, shape, placed(shape, stored, layers)?)?;
-    fill(
-        &store,
-        stored,
-        experts.bytes(0) * u64::from(layers * shape.experts),
-    )?;
+    let experts = match format {
+        "gpt-oss" => published::write(&store, shape, layers)?,
+        _ => {
+            let experts = ExpertLayers::new(&store, shape, placed(shape, stored, layers)?)?;
+            let bytes = experts.bytes(0) * u64::from(layers * shape.experts);
+            fill(&store, stored, bytes)?;
+            experts
+        }
+    };
+    if words.word(9).is_some() {
+        return prompt::run(&experts, (device, format), words.number(9, 2048)?);
+    }
     for part in [1, 2, 4, 8, 16] {
         // Room around the matrices of each expert.
         let all = u64::from(layers * shape.experts) * (experts.bytes(0) + 96);
@@ -106,7 +118,7 @@ fn run(words: &Arguments) -> Result<()> {
             "{{\"device\":\"{device}\",\"format\":\"{}\",\"gpu\":\"{}\",\"layers\":{layers},\"experts\":{},\"choices\":{},\"expert_bytes\":{},\
              \"slots\":{},\"cache_part\":{:.4},\"tokens\":{tokens},\"tokens_per_s\":{:.2},\"token_ms\":{:.3},\
              \"bytes_per_token\":{},\"hits\":{:.4},\"read_gb_per_s\":{:.2},\"checked\":true}}",
-            stored.name(),
+            format,
             store.gpu().map_or_else(String::new, |gpu| gpu.describe()),
             shape.experts,
             shape.choices,
@@ -197,6 +209,7 @@ impl<'e> Rig<'e> {
                 layer,
                 tokens: 1,
                 logits: logits.address() + u64::from(layer * shape.experts) * 4,
+                given: None,
                 x: x.address(),
                 y: y.address(),
                 adds: layer > 0,
