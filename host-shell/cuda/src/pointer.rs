@@ -105,6 +105,8 @@ const ASKED: [Attribute; 7] = [
 ];
 /// Limit of the number of adjacent allocations that one argument may span.
 const MOST_PIECES: u32 = 1 << 16;
+/// Allocations that are remembered for the arguments of a call.
+const MOST_KNOWN: usize = 64;
 
 impl Gpu {
     /// Returns the location of the byte at `address`. Any address may be passed; nothing is read there.
@@ -142,7 +144,7 @@ impl Gpu {
         let _guest = self.enter()?;
         let mut mapped = [0; N];
         for (to, argument) in mapped.iter_mut().zip(&all) {
-            *to = self.judge_inside(stream, argument)?;
+            *to = self.judge_inside(stream, argument)?.0;
         }
         Ok(mapped)
     }
@@ -158,22 +160,23 @@ impl Gpu {
         all: impl IntoIterator<Item = KernelArgument<'a>>,
     ) -> Result<()> {
         let _guest = self.enter()?;
-        let mut last: Option<PointerAttributes> = None;
+        let mut known: Vec<PointerAttributes> = Vec::new();
         for argument in all {
             let end = self.check_shape(&argument)?;
-            // Parts of one allocation, as the blocks of a cache: the driver has said what it is.
-            let is_known = |one: &&PointerAttributes| {
-                one.place == MemoryLocation::Gpu && one.start <= argument.address && end <= one.end
+            // Parts of few allocations, as the blocks of a cache: the driver has said what these are.
+            let has = |one: &&PointerAttributes| {
+                argument.bytes > 0 && one.start <= argument.address && end <= one.end
             };
-            if let Some(known) = last.as_ref().filter(is_known) {
+            if let Some(known) = known.iter().find(has) {
                 self.check_reached(&argument, known)?;
                 continue;
             }
-            let mapped = self.judge_inside(stream, &argument)?;
-            last = match argument.bytes {
-                0 => None,
-                _ => Some(self.know(argument.address)?),
-            };
+            let (mapped, found) = self.judge_inside(stream, &argument)?;
+            let of_gpu = found.filter(|found| found.place == MemoryLocation::Gpu);
+            if known.len() == MOST_KNOWN {
+                known.clear();
+            }
+            known.extend(of_gpu);
             if mapped != argument.address {
                 return Err(refused(
                     &argument,
@@ -186,16 +189,21 @@ impl Gpu {
     }
 
     /// Performs [`judge`](Self::judge) while this GPU's context is current.
-    fn judge_inside(&self, stream: u64, argument: &KernelArgument<'_>) -> Result<u64> {
+    /// Also returns what the driver says of the first byte, unless there is none, or it is of a captured graph.
+    fn judge_inside(
+        &self,
+        stream: u64,
+        argument: &KernelArgument<'_>,
+    ) -> Result<(u64, Option<PointerAttributes>)> {
         let KernelArgument { address, bytes, .. } = *argument;
         let end = self.check_shape(argument)?;
         if bytes == 0 {
-            return Ok(address);
+            return Ok((address, None));
         }
         let first = self.know(address)?;
         if first.place == MemoryLocation::Host && !is_host_memory(address) && is_capturing(stream)?
         {
-            return Ok(address);
+            return Ok((address, None));
         }
         self.check_reached(argument, &first)?;
         let mut last = first;
@@ -216,7 +224,7 @@ impl Gpu {
             last = next;
             pieces += 1;
         }
-        Ok(first.mapped)
+        Ok((first.mapped, Some(first)))
     }
 
     /// Checks an argument as far as that is possible without the driver, and returns its end.

@@ -571,7 +571,7 @@ fn what_cannot_be_moved_is_refused_before_anything_is_read() {
             offset,
             bytes: 9000,
             checksum: 0,
-            header: &header,
+            header_checksum: payload_checksum(&header),
             pieces,
         };
         // SAFETY: nothing is read.

@@ -550,6 +550,14 @@ typedef struct nvme_gpu_statistics {
    2^n us, the last one all that took longer, too.
    */
   uint64_t latency_us[32];
+  /*
+   Rows of gathers on a GPU through a cache of rows that have ended, each run of a graph included.
+   */
+  uint64_t cache_asked;
+  /*
+   Number of these rows that were in the cache, and not read from the drive.
+   */
+  uint64_t cache_hits;
 } nvme_gpu_statistics;
 
 /*
@@ -1259,7 +1267,7 @@ void nvme_gpu_pending_free(struct nvme_gpu_pending_t *pending);
 
  An operation that has no end, as that of a graph that is never launched, leaves the eventfd as it is: give poll(2) and
  epoll_wait(2) a limit. nvme_gpu_pending_free() takes the operation's eventfds away.
- Errors: NVME_GPU_ERROR_USAGE for a descriptor that is no eventfd; NVME_GPU_ERROR_CLOSED; NVME_GPU_ERROR_ENVIRONMENT.
+ Errors: NVME_GPU_ERROR_USAGE for a descriptor that is no eventfd; NVME_GPU_ERROR_CLOSED; NVME_GPU_ERROR_SYSTEM.
  */
 nvme_gpu_status nvme_gpu_pending_notify(struct nvme_gpu_pending_t *pending, int eventfd);
 

@@ -77,16 +77,21 @@ fn look_for_ends() {
             nap = NAP;
         }
         drop(all);
+        let mut kept = Vec::new();
         let mut watched = watched();
-        let is_open =
-            |one: &Weak<WaitingOperation>| one.upgrade().is_some_and(|one| !one.notices.is_told());
-        watched.operations.retain(is_open);
+        watched.operations.retain(|one| {
+            let operation = one.upgrade();
+            let is_open = operation.as_ref().is_some_and(|one| !one.notices.is_told());
+            kept.extend(operation);
+            is_open
+        });
         known = watched.operations.len();
+        watched.has_thread = known > 0;
+        drop(watched);
+        drop(kept);
         if known == 0 {
-            watched.has_thread = false;
             return;
         }
-        drop(watched);
         std::thread::sleep(nap);
         nap = (nap * 2).min(LONGEST_NAP);
     }
@@ -128,7 +133,7 @@ fn eventfd(fd: c_int) -> Answer<OwnedFd> {
 ///
 /// An operation that has no end, as that of a graph that is never launched, leaves the eventfd as it is: give poll(2) and
 /// epoll_wait(2) a limit. nvme_gpu_pending_free() takes the operation's eventfds away.
-/// Errors: NVME_GPU_ERROR_USAGE for a descriptor that is no eventfd; NVME_GPU_ERROR_CLOSED; NVME_GPU_ERROR_ENVIRONMENT.
+/// Errors: NVME_GPU_ERROR_USAGE for a descriptor that is no eventfd; NVME_GPU_ERROR_CLOSED; NVME_GPU_ERROR_SYSTEM.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_pending_notify(
     pending: *mut PendingHandle,
@@ -136,11 +141,13 @@ pub unsafe extern "C" fn nvme_gpu_pending_notify(
 ) -> nvme_gpu_status {
     call(|| {
         let operation = operation(pending)?;
-        operation.notices.add_file(self::eventfd(eventfd)?);
-        match operation.is_silent() {
-            true => watch(&operation),
-            false => Ok(()),
+        let file = self::eventfd(eventfd)?;
+        // First, so that a call that fails leaves no eventfd. An end in between raises the file as it is added.
+        if operation.is_silent() {
+            watch(&operation)?;
         }
+        operation.notices.add_file(file);
+        Ok(())
     })
 }
 

@@ -6,8 +6,8 @@ use crate::border::{Answer, call, null};
 use crate::memory::{CallLocation, CallMemory, place};
 use crate::pages::{NVME_GPU_PAGE_KEY_BYTES, OpenedPages, PAGES, PagesHandle};
 use crate::status::{
-    CallFailure, NVME_GPU_ERROR_PAGE_IN_PROGRESS, NVME_GPU_ERROR_PAGE_NO_ROOM, NVME_GPU_OK,
-    NVME_GPU_ROW_NOT_RUN, nvme_gpu_status,
+    CallFailure, NVME_GPU_ERROR_PAGE_IN_PROGRESS, NVME_GPU_ERROR_PAGE_NO_ROOM,
+    NVME_GPU_ERROR_UNFINISHED, NVME_GPU_OK, NVME_GPU_ROW_NOT_RUN, nvme_gpu_status,
 };
 use crate::transfer::nvme_gpu_stream;
 use nvme_kv::{KvError, PageKey, StoreOutcome};
@@ -187,19 +187,23 @@ impl PageCall {
         }
     }
 
-    /// Writes each outcome to its entry, and returns the first failure.
+    /// Writes each outcome to its entry, and returns the first failure, or one that says that memory is still in use.
     fn finish<T>(
         &self,
         outcomes: impl IntoIterator<Item = Result<T, KvError>>,
         length: impl Fn(T) -> Answer<usize>,
     ) -> Answer<()> {
-        let mut first = Ok(());
+        let mut first: Answer<()> = Ok(());
         for (index, outcome) in outcomes.into_iter().enumerate() {
             match outcome.map_err(CallFailure::from).and_then(&length) {
                 Ok(length) => self.set(index, NVME_GPU_OK, length),
                 Err(failure) => {
                     self.set(index, failure.status, 0);
-                    first = first.and(Err(failure.of_entry(index)));
+                    let is_in_use = |status| status == NVME_GPU_ERROR_UNFINISHED;
+                    let known = first.as_ref().err().map(|known| known.status);
+                    if known.is_none_or(|known| is_in_use(failure.status) && !is_in_use(known)) {
+                        first = Err(failure.of_entry(index));
+                    }
                 }
             }
         }
@@ -221,9 +225,12 @@ pub unsafe extern "C" fn nvme_gpu_pages_put(
     stream: nvme_gpu_stream,
 ) -> nvme_gpu_status {
     call(|| {
+        #[cfg(feature = "cuda")]
+        crate::kept::reap();
         let open = PAGES.get(pages, "pages")?;
         // SAFETY: as the header says.
         let all = unsafe { PageCall::take(&open, entries, count) }?;
+        let _ = stream;
         let outcomes = match all.is_gpu {
             // SAFETY: as the header says.
             #[cfg(feature = "cuda")]
@@ -264,10 +271,13 @@ pub unsafe extern "C" fn nvme_gpu_pages_get(
     stream: nvme_gpu_stream,
 ) -> nvme_gpu_status {
     call(|| {
+        #[cfg(feature = "cuda")]
+        crate::kept::reap();
         let open = PAGES.get(pages, "pages")?;
         // SAFETY: as the header says.
         let all = unsafe { PageCall::take(&open, entries, count) }?;
         all.check_apart()?;
+        let _ = stream;
         let outcomes = match all.is_gpu {
             // SAFETY: as the header says.
             #[cfg(feature = "cuda")]

@@ -66,7 +66,7 @@ pub unsafe extern "C" fn nvme_gpu_pages_share(
         };
         let opening = move || Ok(Arc::new(Store::open(&device, &store)?));
         let area = SharedPageStore::open(request, opening)?;
-        let open = OpenedPages::new(0, None, OpenedArea::Shared(Arc::new(area)));
+        let open = OpenedPages::new(None, None, OpenedArea::Shared(Arc::new(area)));
         // SAFETY: written once already.
         unsafe { put(pages, PAGES.open(Arc::new(open)), "pages") }
     })

@@ -35,8 +35,8 @@ pub struct PagesHandle {
 
 /// Object of a handle of pages.
 pub struct OpenedPages {
-    /// The address of the store's handle; 0 for a shared area.
-    pub store: usize,
+    /// The address of the store's handle; none for a shared area.
+    pub store: Option<usize>,
     /// The store; none for a shared area, whose device only its owner opens.
     pub opened: Option<Arc<OpenedStore>>,
     pub area: OpenedArea<Arc<Store>>,
@@ -46,7 +46,7 @@ pub struct OpenedPages {
 
 impl OpenedPages {
     pub fn new(
-        store: usize,
+        store: Option<usize>,
         opened: Option<Arc<OpenedStore>>,
         area: OpenedArea<Arc<Store>>,
     ) -> Self {
@@ -258,7 +258,7 @@ pub unsafe extern "C" fn nvme_gpu_pages_open(
             other => return Err(unknown_create(other)),
         };
         let area = OpenedArea::Own(Arc::new(found));
-        let open = Arc::new(OpenedPages::new(store.addr(), Some(opened), area));
+        let open = Arc::new(OpenedPages::new(Some(store.addr()), Some(opened), area));
         let handle = open_in(&PAGES, store, open)?;
         // SAFETY: written once already.
         unsafe { put(pages, handle, "pages") }

@@ -147,6 +147,10 @@ pub struct StoreStatistics {
     /// Number of commands of the CPU by their latency: element 0 counts those below 1 us, element n those from 2^(n-1) to
     /// 2^n us, the last one all that took longer, too.
     pub latency_us: [u64; 32],
+    /// Rows of gathers on a GPU through a cache of rows that have ended, each run of a graph included.
+    pub cache_asked: u64,
+    /// Number of these rows that were in the cache, and not read from the drive.
+    pub cache_hits: u64,
 }
 
 // SAFETY: integers, the size first.
@@ -362,7 +366,7 @@ pub unsafe extern "C" fn nvme_gpu_close(store: *mut StoreHandle) {
         let closed = STORES.close(store);
         let devices = DEVICES.close_all(|device| device.store == store.addr());
         let tables = TABLES.close_all(|table| table.store == store.addr());
-        let pages = PAGES.close_all(|pages| pages.store == store.addr());
+        let pages = PAGES.close_all(|pages| pages.store == Some(store.addr()));
         if let Some(opened) = &closed {
             lock(&opened.registered).clear();
         }
@@ -370,6 +374,8 @@ pub unsafe extern "C" fn nvme_gpu_close(store: *mut StoreHandle) {
         drop(tables);
         drop(pages);
         drop(closed);
+        #[cfg(feature = "cuda")]
+        crate::kept::reap();
         Ok(())
     });
 }
@@ -473,6 +479,8 @@ pub unsafe extern "C" fn nvme_gpu_stats(
             launch_blocks: stats.launch_blocks,
             launch_registers: stats.launch_registers,
             latency_us: stats.latency_us,
+            cache_asked: stats.cache_asked,
+            cache_hits: stats.cache_hits,
         };
         // SAFETY: as the header says.
         unsafe { give(statistics, &known) }

@@ -28,12 +28,12 @@ const OWNER_TIME: Duration = Duration::from_secs(10);
 
 /// The pages of an area, and its way to memory of a GPU.
 #[derive(Clone)]
-struct Pages {
+struct AreaPages {
     area: OpenedArea<Open>,
     way: Arc<GpuWay>,
 }
 
-impl Pages {
+impl AreaPages {
     fn new(area: OpenedArea<Open>) -> Self {
         let way = Arc::new(GpuWay::new(left::keep_work));
         Self { area, way }
@@ -138,7 +138,7 @@ impl Drop for PyPagePins {
 /// An area of pages on a store.
 #[pyclass(frozen, module = "nvme_gpu._native", name = "PageStore")]
 pub struct PyPageStore {
-    pages: OnStore<Pages>,
+    pages: OnStore<AreaPages>,
     formatted: Option<String>,
 }
 
@@ -193,7 +193,7 @@ impl PyPageStore {
             pages: OnStore::new(
                 store,
                 "page store",
-                Pages::new(OpenedArea::Own(Arc::new(pages))),
+                AreaPages::new(OpenedArea::Own(Arc::new(pages))),
             ),
             formatted,
         })
@@ -239,7 +239,7 @@ impl PyPageStore {
             formatted: pages.formatted(),
             pages: OnStore::alone(
                 "page store",
-                Pages::new(OpenedArea::Shared(Arc::new(pages))),
+                AreaPages::new(OpenedArea::Shared(Arc::new(pages))),
             ),
         })
     }
@@ -437,7 +437,7 @@ impl PyPageStore {
         keys: &[Vec<u8>],
         views: &[Py<PyView>],
         is_written: bool,
-    ) -> PyResult<(Pages, Vec<PageKey>, Vec<MemoryPiece>)> {
+    ) -> PyResult<(AreaPages, Vec<PageKey>, Vec<MemoryPiece>)> {
         if keys.len() != views.len() {
             let cause = format!("{} keys do not match {} buffers", keys.len(), views.len());
             return Err(PyValueError::new_err(cause));

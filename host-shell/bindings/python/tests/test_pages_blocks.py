@@ -41,7 +41,7 @@ def test_blocks_are_the_pages_that_views_of_them_are(cuda, pages, name):
     given, taken = tensors_of(cuda, shapes, 1), tensors_of(cuda, shapes, 2)
     wanted = [[0], [5, 2], [3, 1, 4]]
     keys = pages.keys([b"%d" % number for number in range(3)])
-    of_given = nvme_gpu.PageBlocks(given, [0, (5, 2), [3, 1, 4]], axis)
+    of_given = nvme_gpu.PageBlocks(given, [torch.tensor(0), (5, 2), torch.tensor([3, 1, 4])], axis)
     assert len(of_given) == 3
     assert pages.put(keys, of_given) == ["stored"] * 3
     lengths = [len(blocks_of(given, axis, some)) for some in wanted]

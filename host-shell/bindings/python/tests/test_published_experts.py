@@ -375,14 +375,20 @@ def test_a_failed_read_is_nan_and_is_read_again(place):
             x = rng(step).standard_normal((1, WIDTH)).astype(F32) / 8
             logits = rng(step, 5).standard_normal((1, EXPERTS)).astype(F32)
             order, weights = router(logits)
-            try:
-                found = experts.compute(0, place(logits), place(x), check="now").cpu()
-            except nvme_gpu.Status:
-                lost += 1
-                continue
-            close(found, computed(x, order, weights, *layers[0], words), 100)
-            right += 1
-        assert lost > 0 and right > 0
+            want = computed(x, order, weights, *layers[0], words)
+            # Each attempt that fails has sent one of the 31 reads that fail.
+            for _ in range(32):
+                out = place(np.zeros_like(x))
+                try:
+                    experts.compute(0, place(logits), place(x), out, check="now")
+                except nvme_gpu.Status:
+                    assert np.isnan(out.cpu().numpy()).all()
+                    lost += 1
+                    continue
+                close(out.cpu(), want, np.abs(want).max() * 10)
+                right += 1
+                break
+        assert lost > 0 and right == 24
 
 
 def test_a_number_that_is_no_expert_is_nan_and_others_are_right(place):
@@ -399,7 +405,8 @@ def test_a_number_that_is_no_expert_is_nan_and_others_are_right(place):
                 call()
             return
         found = call().cpu().numpy()
-        close(found[:1], computed(x[:1], order[:1], weights[:1], *layers[0], words), 100)
+        want = computed(x[:1], order[:1], weights[:1], *layers[0], words)
+        close(found[:1], want, np.abs(want).max() * 10)
         assert np.isnan(found[1:]).all()
 
 
@@ -413,10 +420,11 @@ def test_a_scale_that_is_nan_is_a_result_that_is_nan(place):
         experts = compute.Experts(files, choices=CHOICES, **words, **cache(place))
         x, weights = np.ones((2, WIDTH), F32) / 8, np.full((2, CHOICES), 0.5, F32)
         order = np.array([[0, 2], [1, 3]], np.int32)
+        want = computed(x[1:], order[1:], weights[1:], numbers, {}, words)
         for _ in range(2):
             found = experts.compute(0, None, place(x), chosen=(place(order), place(weights)), check="now").cpu().numpy()
             assert np.isnan(found[0]).all()
-            close(found[1:], computed(x[1:], order[1:], weights[1:], numbers, {}, words), 100)
+            close(found[1:], want, np.abs(want).max() * 10)
 
 
 def test_a_small_cache_evicts_and_results_stay_right(place):

@@ -37,16 +37,16 @@ impl SysfsHost {
     }
 
     fn below(&self, place: &Path, found: &mut BlockLayers, levels: usize) {
-        // A partition of a RAID array has the list of the array.
+        // A partition of a RAID array or loop device has the layers of the whole device.
         let place = match place.join("partition").exists() {
-            true if place.parent().is_some_and(has_slaves) => place.parent().unwrap_or(place),
+            true if place.parent().is_some_and(is_layer) => place.parent().unwrap_or(place),
             _ => place,
         };
         let Some(name) = place.file_name().and_then(|name| name.to_str()) else {
             return;
         };
         let below = slaves(place);
-        if below.is_empty() && !place.join("loop").exists() {
+        if !is_layer(place) {
             let disk = LayeredDisk {
                 name: name.to_owned(),
                 controller: self.controller_above(place),
@@ -125,8 +125,9 @@ fn slaves(place: &Path) -> Vec<PathBuf> {
     all
 }
 
-fn has_slaves(place: &Path) -> bool {
-    !slaves(place).is_empty()
+/// True for a device above others. A loop device lists none: it lies on a file.
+fn is_layer(place: &Path) -> bool {
+    place.join("loop").exists() || !slaves(place).is_empty()
 }
 
 #[cfg(test)]
@@ -242,5 +243,8 @@ mod tests {
         let found = tree.host().block_layers((7, 0));
         assert_eq!(found.layers, ["the loop device loop0 of /images/disk"]);
         assert!(found.disks.is_empty());
+        tree.block(&format!("{place}/loop0p1"), "259:40", &[]);
+        tree.file(&format!("{place}/loop0p1/partition"), "1\n");
+        assert_eq!(tree.host().block_layers((259, 40)), found);
     }
 }

@@ -56,9 +56,14 @@ pub fn load<K: Clone + Send + 'static>(
     let pending = match loaded {
         Ok(pending) => pending,
         Err(error) => {
-            // The stream still zeroes memory of the missing pages.
-            way.keep(cleared, &pages, HostPages::is_done);
-            return Err(error);
+            // The stream still zeroes memory of the missing pages, which the caller may free after any other error.
+            return match cleared.wait(limit) {
+                Err(unfinished @ Error::Unfinished { .. }) => {
+                    way.keep(cleared, &pages, HostPages::is_done);
+                    Err(unfinished)
+                }
+                _ => Err(error),
+            };
         }
     };
     Ok(Box::new(move || {

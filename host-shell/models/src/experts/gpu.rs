@@ -21,6 +21,7 @@ use nvme_host::store::status;
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use step::ExpertKernels;
 
@@ -30,7 +31,8 @@ const SETTLING: u32 = 64;
 /// The cache of a [`GpuExperts`].
 #[derive(Clone, Debug)]
 pub struct CacheOptions {
-    /// Bytes of GPU memory for experts: whole slots, each as large as the largest expert.
+    /// Bytes of GPU memory for experts: whole slots, each as large as the largest expert. Published files take a staging
+    /// area besides: the bytes of the largest expert in the files for each expert that a step may need.
     pub bytes: u64,
     /// Eviction policy of the cache.
     pub policy: ReplacementPolicy,
@@ -38,7 +40,8 @@ pub struct CacheOptions {
     pub pinned: Vec<(u32, u32)>,
     /// Tokens of a step at most.
     pub tokens: u32,
-    /// Deadline of reading the pinned experts.
+    /// Deadline of reading the pinned experts, of all together. Those of published files are read one after another, and
+    /// the deadline holds for each read and for each arrangement: an expert may take twice as long.
     pub limit: Duration,
 }
 
@@ -55,6 +58,8 @@ pub struct GpuExperts {
     tokens: u32,
     most_ranges: u32,
     most_pieces: u64,
+    /// A step was enqueued in part: slots may be said to hold experts that nobody reads.
+    is_broken: AtomicBool,
 }
 
 struct ExpertMemory {
@@ -68,7 +73,7 @@ struct ExpertMemory {
     data: DeviceMemory,
     /// A choice of each expert of a layer, if a step may choose all of them.
     whole: Option<DeviceMemory>,
-    /// What published files need; none for experts that are read into their slots as they are.
+    /// Memory for published files; none for experts that are read into their slots as they are.
     staged: Option<StagedExperts>,
 }
 
@@ -168,6 +173,7 @@ impl GpuExperts {
             tokens: options.tokens,
             most_ranges: ranges,
             most_pieces,
+            is_broken: AtomicBool::new(false),
         };
         made.fill(options)?;
         Ok(made)

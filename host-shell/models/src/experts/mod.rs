@@ -92,7 +92,7 @@ pub struct ExpertLayers {
     pub(crate) published: Arc<[PublishedLayer]>,
 }
 
-/// What the files of experts do not say about their layers.
+/// Facts about layers that the files of experts do not have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertUse {
     /// Experts of a token.

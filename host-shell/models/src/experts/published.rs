@@ -5,7 +5,7 @@ use super::{ExpertMatrices, Layer};
 use crate::layout::{ExpertLayout, ExpertMatrix, StoredMatrix};
 use nvme_compute_kernel::experts::MATRICES;
 use nvme_compute_kernel::experts::published::{
-    Arrangement, ElementDecoder, MOST_RANGES, MatrixSource, StagedParts, StagedRange,
+    ElementDecoder, MOST_RANGES, PublishedForm, SlotArrangement, StagedParts, StagedRange,
 };
 use nvme_formats::{Format, ScaleFormat, StoredFormat, value};
 use nvme_host::catalog::Dtype;
@@ -22,8 +22,9 @@ const ALIGNMENT: u64 = 16;
 pub struct PublishedLayer {
     layout: ExpertLayout,
     /// Stored form of gate, up and down.
-    pub sources: [MatrixSource; MATRICES],
+    pub sources: [PublishedForm; MATRICES],
     /// Locations of each expert's parts in its staging area.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for kernels"))]
     pub parts: Vec<StagedParts>,
     /// Biases of gate, up and down: a row for each expert. Empty without biases.
     pub biases: [Vec<f32>; MATRICES],
@@ -39,7 +40,7 @@ impl PublishedLayer {
         let refused = |what: String, remedy: &str| {
             Error::usage(format!("{}: {what}", layout.name()), remedy.to_owned())
         };
-        let mut sources = [MatrixSource::default(); MATRICES];
+        let mut sources = [PublishedForm::default(); MATRICES];
         for (source, matrix) in sources.iter_mut().zip(ORDER) {
             *source = arranged(layout.stored_matrix(0, matrix)?.source);
         }
@@ -119,6 +120,7 @@ impl PublishedLayer {
     }
 
     /// Returns the largest number of ranges of an expert.
+    #[cfg(feature = "cuda")]
     pub fn most_ranges(&self) -> u32 {
         let experts = 0..self.layout.experts().len() as u32;
         let each = experts.map(|one| ranges_of(&self.layout, one).map_or(0, |all| all.len()));
@@ -155,52 +157,59 @@ impl PublishedLayer {
     }
 }
 
-/// Returns the ranges of an expert that a step reads.
+/// Returns the ranges of an expert that a step reads, cut to elements and scales. Other parts stay in memory, and are
+/// read again only where they lie between two of these in one range.
 fn ranges_of(layout: &ExpertLayout, expert: u32) -> Result<Vec<StagedRange>> {
     let ranges = layout.expert(expert)?;
-    let mut has_scalars = false;
+    let mut needed = Vec::with_capacity(2 * MATRICES);
     for matrix in ORDER {
-        let scale = layout.stored_matrix(expert, matrix)?.scale;
-        has_scalars |= scale.is_some_and(|scale| scale.is_scalar);
+        let stored = layout.stored_matrix(expert, matrix)?;
+        needed.push(stored.weight);
+        needed.extend(stored.scale);
     }
-    // Scales of whole matrices stay in memory; those that are the only scale of a matrix are read with it.
-    let scalars = match has_scalars {
-        true => ranges.scalar_reads(),
-        false => &[],
-    };
-    let all = ranges.reads().iter().chain(scalars);
-    let all = all.map(|read| StagedRange {
-        byte: read.offset,
-        bytes: read.bytes,
-        at: read.at,
+    // Scalars that are the only scale of a matrix are read with it.
+    let all = ranges.reads().iter().chain(ranges.scalar_reads());
+    let all = all.filter_map(|read| {
+        let end = read.at + read.bytes;
+        let inside = needed
+            .iter()
+            .map(|part| (part.at.max(read.at), (part.at + part.bytes).min(end)))
+            .filter(|(first, end)| first < end);
+        let at = inside.clone().map(|(first, _)| first).min()?;
+        let end = inside.map(|(_, end)| end).max()?;
+        Some(StagedRange {
+            byte: read.offset + (at - read.at),
+            bytes: end - at,
+            at,
+        })
     });
     Ok(all.collect())
 }
 
 /// Adds the form of the slot to the stored form of a matrix: rows as they are, where a product knows their format, MXFP4 in
 /// GGUF's blocks, and of all others numbers of binary32, which every format has exactly.
-fn arranged(source: MatrixSource) -> MatrixSource {
+fn arranged(source: PublishedForm) -> PublishedForm {
     let is_plain = source.is_transposed == 0;
     let fits = |stored: StoredFormat| is_plain && stored.row_bytes(source.columns).is_some();
     let of_blocks = |decoder| source.decoder == decoder as u32;
     let (arrangement, stored) = if of_blocks(ElementDecoder::Words) && fits(StoredFormat::F32) {
-        (Arrangement::Rows, StoredFormat::F32)
+        (SlotArrangement::Rows, StoredFormat::F32)
     } else if of_blocks(ElementDecoder::Blocks)
         && let Some(stored) = Format::of_number(source.format)
             .and_then(multiplied)
             .filter(|stored| fits(*stored))
     {
-        (Arrangement::Rows, stored)
+        (SlotArrangement::Rows, stored)
     } else if of_blocks(ElementDecoder::E2M1)
         && source.scale == ScaleFormat::E8M0 as u32
         && source.block_columns == 32
         && fits(StoredFormat::Mxfp4)
     {
-        (Arrangement::Mxfp4, StoredFormat::Mxfp4)
+        (SlotArrangement::Mxfp4, StoredFormat::Mxfp4)
     } else {
-        (Arrangement::Numbers, StoredFormat::F32)
+        (SlotArrangement::Numbers, StoredFormat::F32)
     };
-    MatrixSource {
+    PublishedForm {
         arrangement: arrangement as u32,
         stored: stored as u32,
         ..source
@@ -223,7 +232,7 @@ fn multiplied(format: Format) -> Option<StoredFormat> {
 }
 
 /// Returns the `count` numbers of a bias that belong to the rows of `source`.
-fn rows_of(source: &MatrixSource, count: u64, dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
+fn rows_of(source: &PublishedForm, count: u64, dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
     let numbers: Vec<f32> = match dtype {
         Dtype::F32 => {
             let words = bytes.as_chunks::<4>().0.iter();

@@ -10,6 +10,7 @@ use nvme_compute_kernel::experts::published::{
     AdmitPublished, ArrangeParameters, StagedExpert, StagedParts, StagedRange, StagingArea,
 };
 use nvme_compute_kernel::experts::{AdmitParameters, MATRICES};
+use nvme_formats::StoredFormat;
 use nvme_host::Result;
 use nvme_host::cuda::{DeviceMemory, Gpu, PendingRows, ReadRange};
 use std::sync::Arc;
@@ -175,12 +176,18 @@ impl StagedExperts {
             let (rows, columns) = super::shape_of(experts.shape, matrix);
             [rows, columns]
         };
+        let shapes = [shape(0), shape(1), shape(2)];
+        let mut sources = experts.published[admit.layer as usize].sources;
+        for (source, [_, columns]) in sources.iter_mut().zip(shapes) {
+            let row = StoredFormat::of_number(source.stored).and_then(|one| one.row_bytes(columns));
+            source.row_bytes = row.and_then(|bytes| bytes.try_into().ok()).unwrap_or(0);
+        }
         ArrangeParameters {
             admit: *admit,
             staging: self.area,
             parts: self.parts.address() + of_layer * size_of::<StagedParts>() as u64,
-            shapes: [shape(0), shape(1), shape(2)],
-            sources: experts.published[admit.layer as usize].sources,
+            shapes,
+            sources,
         }
     }
 

@@ -5,7 +5,7 @@ use super::checked::{ExpertLayout, MatrixLayout};
 use super::names::{ExpertMatrix, TensorRole};
 use super::reads::{ExpertPart, ExpertRanges};
 use super::stored::ExpertFormat;
-use nvme_compute_kernel::experts::published::{ElementDecoder, MatrixSource, SCALE_F16};
+use nvme_compute_kernel::experts::published::{ElementDecoder, PublishedForm, SCALE_F16};
 use nvme_formats::{Format, ScaleFormat};
 use nvme_host::catalog::Dtype;
 use nvme_host::{Error, Result};
@@ -109,7 +109,7 @@ struct MatrixRows {
 /// A matrix of an expert, for kernels: its stored form, and the parts that hold it.
 pub struct StoredMatrix<'a> {
     /// The stored form, without an arrangement.
-    pub source: MatrixSource,
+    pub source: PublishedForm,
     /// The elements.
     pub weight: &'a ExpertPart,
     /// Their scales.
@@ -176,7 +176,7 @@ impl<'a> StoredMatrix<'a> {
         let short = |number: u64| {
             u32::try_from(number).map_err(|_| refused("a matrix with 2^32 rows or columns"))
         };
-        let source = MatrixSource {
+        let source = PublishedForm {
             decoder: decoder as u32,
             format,
             scale: scale_number.transpose()?.unwrap_or(0),
@@ -188,7 +188,7 @@ impl<'a> StoredMatrix<'a> {
             first_row: short(rows.first)?,
             row_step: short(rows.step)?,
             is_transposed: stored.is_transposed.into(),
-            ..MatrixSource::default()
+            ..PublishedForm::default()
         };
         Ok(Self {
             source,
@@ -229,7 +229,7 @@ impl<'a> StoredMatrix<'a> {
 
 /// The elements of a matrix, in the bytes of its parts.
 struct StoredElements<'a> {
-    source: MatrixSource,
+    source: PublishedForm,
     weight: &'a [u8],
     scales: &'a [u8],
     factor: f32,

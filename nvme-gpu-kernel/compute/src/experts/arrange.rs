@@ -6,14 +6,13 @@
 use super::cache::{CacheRequest, ExpertCache, RangeList};
 use super::kernels::{cache_of, chosen_of, most_of_warp, places_of, word_of};
 use super::published::{
-    AdmitPublished, ArrangeParameters, Arrangement, MatrixSource, StagedExpert, StagedParts,
+    AdmitPublished, ArrangeParameters, PublishedForm, SlotArrangement, StagedExpert, StagedParts,
     StagedRange, StagingArea,
 };
 use super::{AdmitParameters, MATRICES};
 use crate::arch::{FloatArray, warp};
 use core::num::NonZeroU64;
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_formats::StoredFormat;
 use nvme_gpu_kernel::rows::{ListHead, RangeTarget};
 use nvme_gpu_kernel::{WholeWarp, arch, entry};
 
@@ -213,29 +212,29 @@ unsafe fn arrange_row(
     let stored_row = u64::from(source.first_row) + row * u64::from(source.row_step);
     let base = arrange.staging.data + u64::from(area) * arrange.staging.bytes;
     let (weights, scales) = (base + parts.weights[matrix], base + parts.scales[matrix]);
-    let format = StoredFormat::of_number(source.stored);
-    let Some(row_bytes) = format.and_then(|format| format.row_bytes(columns)) else {
+    let row_bytes = u64::from(source.row_bytes);
+    if row_bytes == 0 {
         return false;
-    };
+    }
     let to = admit.data
         + u64::from(staged.slot) * admit.slot_bytes
         + places.at(matrix, staged.expert)
         + row * row_bytes;
     // SAFETY: the host vouches for the parts of the area.
     let byte = |at: u64| unsafe { *(at as usize as *const u8) };
-    if source.arrangement == Arrangement::Rows as u32 {
+    if source.arrangement == SlotArrangement::Rows as u32 {
         // SAFETY: both rows have `row_bytes` bytes, of the area and of the slot.
         unsafe { copy_row(weights + stored_row * row_bytes, to, row_bytes) };
         return true;
     }
-    if source.arrangement == Arrangement::Mxfp4 as u32 {
+    if source.arrangement == SlotArrangement::Mxfp4 as u32 {
         let weights = weights + stored_row * u64::from(columns / 2);
         let scales = scales + stored_row * u64::from(columns / 32);
         let mut is_right = true;
         let mut at = arch::lane();
         while u64::from(at) < row_bytes / 2 {
             let one = |at| {
-                MatrixSource::mxfp4_byte(
+                PublishedForm::mxfp4_byte(
                     at,
                     |at| byte(weights + u64::from(at)),
                     |at| byte(scales + u64::from(at)),
@@ -281,10 +280,10 @@ fn one_of([gate, up, down]: [u32; MATRICES], matrix: usize) -> u32 {
 
 /// Returns the stored form of a matrix, word by word.
 #[inline(always)]
-fn source_of(all: &[MatrixSource; MATRICES], matrix: usize) -> MatrixSource {
+fn source_of(all: &[PublishedForm; MATRICES], matrix: usize) -> PublishedForm {
     let word =
-        |of: fn(&MatrixSource) -> u32| one_of([of(&all[0]), of(&all[1]), of(&all[2])], matrix);
-    MatrixSource {
+        |of: fn(&PublishedForm) -> u32| one_of([of(&all[0]), of(&all[1]), of(&all[2])], matrix);
+    PublishedForm {
         decoder: word(|one| one.decoder),
         format: word(|one| one.format),
         scale: word(|one| one.scale),
@@ -298,7 +297,7 @@ fn source_of(all: &[MatrixSource; MATRICES], matrix: usize) -> MatrixSource {
         is_transposed: word(|one| one.is_transposed),
         arrangement: word(|one| one.arrangement),
         stored: word(|one| one.stored),
-        reserved: 0,
+        row_bytes: word(|one| one.row_bytes),
     }
 }
 

@@ -81,10 +81,10 @@ impl ElementDecoder {
 /// Number of a scale of binary16, beside those of [`ScaleFormat`].
 pub const SCALE_F16: u32 = 5;
 
-/// How a matrix gets from the staging area into its slot.
+/// The way of a matrix from the staging area into its slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Arrangement {
+pub enum SlotArrangement {
     /// Rows are copied as they are.
     #[default]
     Rows = 0,
@@ -97,7 +97,7 @@ pub enum Arrangement {
 /// The stored form of a matrix of published experts, the same for all of a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct MatrixSource {
+pub struct PublishedForm {
     /// Number of the [`ElementDecoder`].
     pub decoder: u32,
     /// Number of the [`Format`] of blocks.
@@ -120,15 +120,15 @@ pub struct MatrixSource {
     pub row_step: u32,
     /// 1 if rows of the file are columns of the matrix.
     pub is_transposed: u32,
-    /// Number of the [`Arrangement`].
+    /// Number of the [`SlotArrangement`].
     pub arrangement: u32,
-    /// Number of the [`StoredFormat`] in the slot.
+    /// Number of the [`StoredFormat`](nvme_formats::StoredFormat) in the slot.
     pub stored: u32,
-    /// Reserved, 0.
-    pub reserved: u32,
+    /// Bytes of a row in the slot; 0 for a row that it cannot hold.
+    pub row_bytes: u32,
 }
 
-impl MatrixSource {
+impl PublishedForm {
     /// Returns the element at a row and column of the stored matrix, rounded where the format's own program rounds it.
     /// `weight` and `scale` return a byte of the elements and of the scales; `factor` is the scale of the whole matrix.
     #[inline(always)]
@@ -312,5 +312,5 @@ pub struct ArrangeParameters {
     /// Rows and columns of each matrix.
     pub shapes: [[u32; 2]; MATRICES],
     /// Stored form of each matrix.
-    pub sources: [MatrixSource; MATRICES],
+    pub sources: [PublishedForm; MATRICES],
 }

@@ -180,7 +180,7 @@ impl<'a> Tables<'a> {
     }
 
     fn reads(&self, line: &str) -> bool {
-        let address = line.split(['[', ']']).nth(1);
+        let address = line.split(['[', ']', '+']).nth(1);
         address.is_some_and(|register| self.0.contains(&register))
     }
 }
@@ -291,6 +291,8 @@ $L__BB0_1:
         let table = "mov.b64 %rd1, switch_$_table_$_k;\nadd.s64 %rd2, %rd1, %rd3;\n";
         let load = "ld.global.nc.b32 %r1, [%rd2];\n";
         assert!(complaints(&format!("{CLEAN}{table}{load}"), &[]).is_empty());
+        let behind = "ld.global.nc.b32 %r1, [%rd2+-8];\n";
+        assert!(complaints(&format!("{CLEAN}{table}{behind}"), &[]).is_empty());
         let other = "add.s64 %rd2, %rd4, %rd3;\n";
         assert_eq!(
             complaints(&format!("{CLEAN}{table}{other}{load}"), &[]).len(),

@@ -85,6 +85,8 @@ static void client(int hears, int says)
     CHECK(read(hears, &byte, 1) == 0);
     check(pages, 1);
     check(pages, 2);
+    /* It belongs to no store, not to none either. */
+    nvme_gpu_close(NULL);
     nvme_gpu_pages_statistics counts = { .size = sizeof(counts) };
     OK(nvme_gpu_pages_stats(pages, &counts));
     CHECK(counts.pages == 2 && counts.lost == 0 && counts.loaded_by_gpu == 0);
@@ -100,18 +102,23 @@ int main(int count, char **arguments)
     directory = arguments[2];
     CHECK(pipe(to_owner) == 0 && pipe(to_client) == 0);
     pid_t owns = fork();
+    /* A process that fails ends the others' waits; one that hangs ends itself. */
+    alarm(120);
     if (owns == 0) {
         close(to_client[0]);
+        close(to_owner[1]);
         owner(to_owner[0], to_client[1]);
         return 1;
     }
     pid_t asks = fork();
+    alarm(120);
     if (asks == 0) {
         close(to_client[1]);
         client(to_client[0], to_owner[1]);
         return 0;
     }
     close(to_client[1]);
+    close(to_owner[1]);
     CHECK(waitpid(owns, &status, 0) == owns && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     CHECK(waitpid(asks, &status, 0) == asks && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     puts("shared pages: ok");

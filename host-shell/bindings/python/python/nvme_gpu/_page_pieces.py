@@ -40,7 +40,8 @@ class PageBlocks:
             raise Usage(f"axis is {axis}", "use the dimension of the blocks of all tensors")
         self.axis = axis
         self.blocks = [
-            (one,) if one is None or hasattr(one, "__index__") else tuple(one)  # type: ignore[arg-type]
+            # Arrays of numpy and torch have __index__, whatever their shape.
+            (one,) if one is None or (hasattr(one, "__index__") and not getattr(one, "ndim", 0)) else tuple(one)  # type: ignore[arg-type]
             for one in blocks
         ]
 

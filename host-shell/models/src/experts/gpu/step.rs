@@ -16,6 +16,7 @@ use nvme_host::cuda::{
 };
 use nvme_host::{Error, Result};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Blocks of a launch at most.
 const MOST_BLOCKS: u64 = 2048;
@@ -39,7 +40,7 @@ pub struct ExpertStep {
     pub adds: bool,
     /// Addresses of the biases of gate, up and down: a vector for each expert of the layer, or 0 for none.
     pub biases: [u64; MATRICES],
-    /// Address that receives for each token the softmax over all experts, for [`balance`](super::balance); 0 if it is
+    /// Address that receives for each token the softmax over all experts, for [`balance`](crate::experts::balance); 0 if it is
     /// not wanted.
     pub probabilities: u64,
 }
@@ -74,7 +75,7 @@ impl GpuExperts {
     /// graph launched again with other logits and vectors.
     ///
     /// The [`PendingRows`] ends when the results are stored: the step does not use the memory of `step` then. Its rows
-    /// are pieces that were read. A token with an expert whose read failed has NaN as result: [`check`] makes an error
+    /// are pieces that were read. A token with an expert whose read failed has NaN as result: [`check`](super::check) makes an error
     /// of it, and the next step that chooses the expert reads it again.
     ///
     /// # Safety
@@ -83,7 +84,7 @@ impl GpuExperts {
     ///
     /// # Errors
     /// [`Error::Usage`] for a layer that is not there, too many tokens, and addresses that are no multiple of 4;
-    /// [`Error::Environment`] with the driver's answer.
+    /// [`Error::Environment`] with the driver's answer. When a part of a step was enqueued, later steps are refused.
     pub unsafe fn step(&self, step: &ExpertStep, stream: u64) -> Result<PendingRows> {
         self.check_step(step)?;
         if step.tokens == 0 {
@@ -101,10 +102,10 @@ impl GpuExperts {
             let numbers = optional(address, product(&[shape.experts, rows]));
             KernelArgument::read(name, address, numbers, 4)
         };
-        let choices = optional(
-            step.given.map_or(0, |given| given.experts),
-            product(&[step.tokens, shape.choices]),
-        );
+        let choices = match step.given {
+            Some(_) => product(&[step.tokens, shape.choices]),
+            None => 0,
+        };
         let given = step
             .given
             .map_or((0, 0), |given| (given.experts, given.weights));
@@ -167,7 +168,7 @@ impl GpuExperts {
         let routing = u64::from(step.tokens) * 32;
         let activated = u64::from(pairs) * u64::from(shape.hidden);
         let elements = u64::from(step.tokens) * u64::from(shape.width);
-        LaunchSequence::run(&self.gpu, stream, |sequence| {
+        self.run(stream, |sequence| {
             // SAFETY: each kernel takes the argument that it is launched with; the memory belongs to the cache,
             // or the caller vouches for it.
             unsafe {
@@ -215,7 +216,7 @@ impl GpuExperts {
             chosen: whole.address(),
             ..self.admit(layer, experts)
         };
-        LaunchSequence::run(&self.gpu, stream, |sequence| {
+        self.run(stream, |sequence| {
             // SAFETY: the choices name each expert once, and the memory belongs to the cache.
             unsafe { self.fetch(sequence, &admit, (0, 0), stream) }
         })
@@ -351,6 +352,28 @@ impl GpuExperts {
                 .module
                 .launch_in(stream, function, blocks as u32, BLOCK_THREADS, argument)
         }
+    }
+
+    /// Enqueues `work`, which looks experts up and reads them.
+    ///
+    /// # Errors
+    /// Those of `work`: later steps are refused then, because the lookup may run without the reads.
+    fn run(
+        &self,
+        stream: u64,
+        work: impl FnOnce(&mut LaunchSequence<'_>) -> Result<()>,
+    ) -> Result<PendingRows> {
+        if self.is_broken.load(Ordering::Relaxed) {
+            return Err(Error::usage(
+                "an earlier step of this cache of experts was enqueued in part",
+                "make the cache again: experts that it seems to hold may not have been read",
+            ));
+        }
+        let enqueued = LaunchSequence::run(&self.gpu, stream, work);
+        if enqueued.is_err() {
+            self.is_broken.store(true, Ordering::Relaxed);
+        }
+        enqueued
     }
 
     fn check_step(&self, step: &ExpertStep) -> Result<()> {

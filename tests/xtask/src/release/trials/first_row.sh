@@ -10,7 +10,7 @@ begin=$(date +%s%N)
 "$folder/bin/python" -m pip install --quiet --no-cache-dir --disable-pip-version-check --only-binary=:all: "$wheel"
 installed=$(date +%s%N)
 cd "$folder"
-"$folder/bin/python" - <<'END'
+bin/python - <<'END'
 import nvme_gpu
 
 with nvme_gpu.open("sim:mem?size=64MiB") as store:

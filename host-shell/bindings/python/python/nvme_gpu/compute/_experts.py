@@ -233,9 +233,10 @@ class Experts(Launching):
     ``choices``: experts of a token. ``over_all``: as for :func:`moe_router`. ``limit``, ``alpha``, ``beta``,
     ``linear_beta``: of the activation, as for :func:`moe_activation`.
 
-    ``cache_bytes``: memory of the store's GPU for experts; None: only memory of the host is computed with. ``policy``: which
-    expert makes room for another. ``pinned``: ``(layer, expert)`` that are read now and stay. ``tokens``: tokens of a step
-    on the GPU at most. The memory is kept until the process ends, for graphs may use it.
+    ``cache_bytes``: memory of the store's GPU for experts; None: only memory of the host is computed with. Published files
+    take a staging area besides: the bytes of the largest expert in the files for each expert that a step may need.
+    ``policy``: which expert makes room for another. ``pinned``: ``(layer, expert)`` that are read now and stay. ``tokens``:
+    tokens of a step on the GPU at most. The memory is kept until the process ends, for graphs may use it.
 
     Raises :class:`Usage` for layers that cannot be, formats with which nothing computes, experts of one layer in different
     formats, and a cache with fewer slots than a step may need.
