@@ -128,6 +128,7 @@ int main(int count, char **arguments)
     CUDA(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     USAGE(nvme_gpu_pages_get(pages, entries, 1, stream));
     CUDA(cuStreamEndCapture(stream, &graph));
+    CUDA(cuGraphDestroy(graph));
 
     nvme_gpu_close(store);
     CLOSED(nvme_gpu_pages_get(pages, entries, 1, stream));

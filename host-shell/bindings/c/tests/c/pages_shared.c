@@ -64,7 +64,7 @@ static void hear(int from)
 
 static void owner(int hears, int says)
 {
-    nvme_gpu_pages_t *pages = share("a model", NVME_GPU_OK);
+    nvme_gpu_pages_t *pages = share("a shared model", NVME_GPU_OK);
     put(pages, 1);
     say(says);
     hear(hears);
@@ -76,7 +76,7 @@ static void client(int hears, int says)
 {
     hear(hears);
     CHECK(share("another model", NVME_GPU_ERROR_MISMATCH) == NULL);
-    nvme_gpu_pages_t *pages = share("a model", NVME_GPU_OK);
+    nvme_gpu_pages_t *pages = share("a shared model", NVME_GPU_OK);
     check(pages, 1);
     put(pages, 2);
     say(says);
