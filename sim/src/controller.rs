@@ -191,7 +191,7 @@ impl<M: DmaMemory> Controller<M> {
     #[inline]
     pub(crate) fn raise_due(&self, now_ns: u64) {
         if self.device.vectors.next_due_ns() <= now_ns {
-            self.device.vectors.expire(now_ns);
+            self.device.vectors.expire(now_ns, &|| self.interrupt_pin());
         }
     }
 
@@ -243,15 +243,14 @@ impl<M: DmaMemory> Controller<M> {
         drop(guard);
         let others =
             control.map_or_else(Vec::new, |mut control| core::mem::take(&mut control.posted));
+        let vectors = &self.device.vectors;
+        let level = || self.interrupt_pin();
         for vector in others {
-            self.device.vectors.posted(vector, 1, now_ns);
+            vectors.posted(vector, 1, now_ns, &level);
         }
         match qid {
-            0 => self.device.vectors.raise(0),
-            _ => self
-                .device
-                .vectors
-                .posted(served.vector, served.posted, now_ns),
+            0 => vectors.raise(0, &level),
+            _ => vectors.posted(served.vector, served.posted, now_ns, &level),
         }
         served.commands
     }

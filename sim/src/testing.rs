@@ -42,7 +42,7 @@ impl Raised {
 }
 
 impl InterruptSink for Raised {
-    fn raise(&self, vector: u16, masked: bool) {
+    fn raise(&self, vector: u16, masked: bool, _level: &dyn Fn() -> bool) {
         self.0.lock().push((vector, masked));
     }
 }

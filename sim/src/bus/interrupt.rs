@@ -15,11 +15,16 @@ const TIME_NS: u64 = 100_000;
 /// Delivers interrupts to the driver.
 pub trait InterruptSink: Send + Sync {
     /// Signals vector `vector`: completions were posted for it, and every write of them is
-    /// complete. `masked` is its bit of INTMS, which counts for pins and MSI alone.
+    /// complete. `masked` is its bit of INTMS, which counts for MSI alone. `level` returns the
+    /// level of the interrupt pin at that moment.
     ///
-    /// Called from the threads that step the controller. An implementation must neither block nor
-    /// call the controller, whose locks the caller may hold.
-    fn raise(&self, vector: u16, masked: bool);
+    /// A driver that is awake may have consumed the completions before this call, and a pin that
+    /// is asserted for nothing is never served. An implementation with a pin asks for `level`
+    /// under the lock under which it unmasks the pin.
+    ///
+    /// Called from the threads that step the controller. An implementation must not block, and
+    /// calls nothing of the controller but `level`.
+    fn raise(&self, vector: u16, masked: bool, level: &dyn Fn() -> bool);
 }
 
 /// Completions that a vector has not signalled yet.
@@ -111,7 +116,7 @@ impl InterruptVectors {
 
     /// Counts `count` completions of an I/O queue for `vector`, and raises it unless coalescing
     /// delays it.
-    pub fn posted(&self, vector: u16, count: u32, now_ns: u64) {
+    pub fn posted(&self, vector: u16, count: u32, now_ns: u64, level: &dyn Fn() -> bool) {
         let coalescing = self.coalescing();
         let (threshold, time) = (coalescing & 0xFF, u64::from(coalescing >> 8));
         let Some(state) = self.vectors.get(usize::from(vector)) else {
@@ -131,13 +136,13 @@ impl InterruptVectors {
             }
             coalesced.count = 0;
         }
-        self.raise(vector);
+        self.raise(vector, level);
     }
 
-    /// Raises `vector` now.
-    pub fn raise(&self, vector: u16) {
+    /// Raises `vector` now. No lock of a completion queue may be held, since `level` takes them.
+    pub fn raise(&self, vector: u16, level: &dyn Fn() -> bool) {
         if let Some(sink) = &self.sink {
-            sink.raise(vector, self.is_masked(vector));
+            sink.raise(vector, self.is_masked(vector), level);
         }
     }
 
@@ -149,7 +154,7 @@ impl InterruptVectors {
 
     /// Raises the vectors whose aggregation time is over.
     #[cold]
-    pub fn expire(&self, now_ns: u64) {
+    pub fn expire(&self, now_ns: u64, level: &dyn Fn() -> bool) {
         self.next_due_ns.store(u64::MAX, Ordering::Relaxed);
         for (number, vector) in self.vectors.iter().enumerate() {
             let mut coalesced = vector.coalesced.lock();
@@ -159,7 +164,7 @@ impl InterruptVectors {
             if coalesced.due_ns <= now_ns {
                 coalesced.count = 0;
                 drop(coalesced);
-                self.raise(number as u16);
+                self.raise(number as u16, level);
             } else {
                 self.next_due_ns
                     .fetch_min(coalesced.due_ns, Ordering::Relaxed);

@@ -107,7 +107,7 @@ pub(crate) fn pin(device: &ControllerState) -> bool {
 pub(crate) fn unmasked(device: &ControllerState, mask: u32) {
     for vector in waiting_vectors(device) {
         if vector < 32 && mask >> vector & 1 != 0 {
-            device.vectors.raise(vector);
+            device.vectors.raise(vector, &|| pin(device));
         }
     }
 }

@@ -50,13 +50,13 @@ fn lock(line: &Mutex<InterruptLine>) -> MutexGuard<'_, InterruptLine> {
 }
 
 impl InterruptSink for InterruptLines {
-    fn raise(&self, vector: u16, masked: bool) {
+    fn raise(&self, vector: u16, _masked: bool, level: &dyn Fn() -> bool) {
         if self.msix.load(Ordering::Relaxed) {
             if let Some(line) = self.vectors.get(usize::from(vector)) {
                 lock(line).raise();
             }
-        } else if !masked {
-            self.assert_pin();
+        } else {
+            self.assert_pin(level);
         }
     }
 }
@@ -71,11 +71,14 @@ impl InterruptLines {
         }
     }
 
-    /// Signals that the pin is asserted, and masks the pin. Until the client unmasks it, a level
-    /// that stays asserted sends no further signal.
-    fn assert_pin(&self) {
+    /// Signals the pin if `level` is asserted, and masks the pin. Until the client unmasks it, a
+    /// level that stays asserted sends no further signal.
+    fn assert_pin(&self, level: impl FnOnce() -> bool) {
         let mut pin = lock(&self.pin);
-        if pin.fd.is_some() && !pin.masked && self.pin_enabled.load(Ordering::Relaxed) {
+        let enabled = self.pin_enabled.load(Ordering::Relaxed);
+        // Under the lock, since a level from before the client's last unmask may be over: the
+        // driver has consumed all and waits for nothing that would end this signal.
+        if pin.fd.is_some() && !pin.masked && enabled && level() {
             pin.raise();
             pin.masked = true;
         }
@@ -83,8 +86,8 @@ impl InterruptLines {
 
     /// Signals the pin if `level` is asserted, since it could not be signalled while it was masked.
     pub fn recheck_pin(&self, level: impl FnOnce() -> bool) {
-        if !self.msix.load(Ordering::Relaxed) && lock(&self.pin).fd.is_some() && level() {
-            self.assert_pin();
+        if !self.msix.load(Ordering::Relaxed) {
+            self.assert_pin(level);
         }
     }
 

@@ -19,7 +19,7 @@ const VECTORS: u16 = 5;
 struct Vectors(AtomicU64);
 
 impl InterruptSink for Vectors {
-    fn raise(&self, vector: u16, _masked: bool) {
+    fn raise(&self, vector: u16, _masked: bool, _level: &dyn Fn() -> bool) {
         assert!(vector < VECTORS, "vector {vector}");
         self.0.fetch_add(1, Ordering::Relaxed);
     }

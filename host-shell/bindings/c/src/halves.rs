@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::border::{call, put, value};
+use crate::ends::lock;
 use crate::handles::OpenHandles;
 use crate::opened::{TABLES, TableHandle};
 use crate::pending::PendingHandle;
@@ -10,7 +11,7 @@ use crate::request::{RowUse, TableRequest};
 #[cfg(feature = "cuda")]
 use crate::rows::CallRows;
 use crate::status::nvme_gpu_status;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A gather whose second half is to come. Opaque; independent of the handles of its table and store.
 pub struct BegunHandle {
@@ -111,7 +112,7 @@ pub unsafe extern "C" fn nvme_gpu_gather_finish(
         // SAFETY: as the header says.
         let request = unsafe { TableRequest::of(request, RowUse::Finish) }?;
         let gather = BEGUN.get(begun, "begun gather")?;
-        let mut gather = gather.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gather = lock(&gather);
         // SAFETY: as the header says.
         unsafe { finish(&mut gather, request, pending) }
     })

@@ -1,15 +1,15 @@
 //! Work of calls that returned before it had ended, with what it uses.
 
+use crate::ends::lock;
 use crate::process::PerProcess;
 use nvme_kv::on_gpu::UnfinishedWork;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// That of a parent is left alone by a child of `fork`.
 static UNFINISHED: PerProcess<Mutex<Vec<UnfinishedWork>>> = PerProcess::new(Mutex::new(Vec::new()));
 
-fn of_process() -> std::sync::MutexGuard<'static, Vec<UnfinishedWork>> {
-    let kept = UNFINISHED.get(|| Mutex::new(Vec::new()));
-    kept.lock().unwrap_or_else(PoisonError::into_inner)
+fn of_process() -> MutexGuard<'static, Vec<UnfinishedWork>> {
+    lock(UNFINISHED.get(|| Mutex::new(Vec::new())))
 }
 
 /// Keeps `work` until it has ended.
@@ -19,5 +19,7 @@ pub fn keep(work: UnfinishedWork) {
 
 /// Frees what has ended.
 pub fn reap() {
-    of_process().retain(|one| !one());
+    let ended: Vec<UnfinishedWork> = of_process().extract_if(.., |one| one()).collect();
+    // Without the lock: what is dropped may unmap memory, which takes a while.
+    drop(ended);
 }

@@ -16,10 +16,14 @@ use std::ffi::c_void;
 use {
     crate::pending::check_not_captured,
     nvme_host::cuda::PageExtent,
-    nvme_kv::on_gpu::{self, GpuPages, OwnWay},
+    nvme_kv::on_gpu::{self, GpuPages, OwnWay, PageJob},
     nvme_kv_server::OpenedArea,
     std::sync::Arc,
 };
+
+/// Moves the pages of a call on the GPU: by [`on_gpu::store`] or [`on_gpu::load`].
+#[cfg(feature = "cuda")]
+type GpuCall<T> = fn(OwnWay, Vec<PageKey>, GpuPages<()>, u64) -> nvme_host::Result<PageJob<T>>;
 
 /// One page of a call.
 #[derive(Clone, Copy)]
@@ -114,16 +118,17 @@ impl PageCall {
         }
     }
 
-    /// Checks the stream, and returns the area, its way to the GPU, and the pages of this call.
+    /// Checks the stream, and lets `way` move the pages of this call on the GPU.
     ///
     /// # Safety
     /// The caller fulfils the contract in the header for the memory of the entries.
     #[cfg(feature = "cuda")]
-    unsafe fn on_gpu(
+    unsafe fn on_gpu<T>(
         &self,
         open: &OpenedPages,
         stream: nvme_gpu_stream,
-    ) -> Answer<(OwnWay, GpuPages<()>)> {
+        way: GpuCall<T>,
+    ) -> Answer<Vec<nvme_kv::Result<T>>> {
         let (OpenedArea::Own(own), Some(opened)) = (&open.area, &open.opened) else {
             // `location` says so of each page.
             return Err(
@@ -139,43 +144,8 @@ impl PageCall {
         };
         // SAFETY: the caller's.
         let pages = unsafe { GpuPages::new(self.data.iter().map(one).collect(), ()) };
-        Ok(((Arc::clone(own), Arc::clone(&open.way)), pages))
-    }
-
-    /// # Safety
-    /// As [`Self::on_gpu`].
-    #[cfg(feature = "cuda")]
-    unsafe fn store_on_gpu(
-        &self,
-        open: &OpenedPages,
-        stream: nvme_gpu_stream,
-    ) -> Answer<Vec<nvme_kv::Result<StoreOutcome>>> {
-        // SAFETY: the caller's.
-        let (own, pages) = unsafe { self.on_gpu(open, stream) }?;
-        Ok(on_gpu::store(
-            own,
-            self.keys.clone(),
-            pages,
-            stream.addr() as u64,
-        )?())
-    }
-
-    /// # Safety
-    /// As [`Self::on_gpu`].
-    #[cfg(feature = "cuda")]
-    unsafe fn load_on_gpu(
-        &self,
-        open: &OpenedPages,
-        stream: nvme_gpu_stream,
-    ) -> Answer<Vec<nvme_kv::Result<usize>>> {
-        // SAFETY: the caller's.
-        let (own, pages) = unsafe { self.on_gpu(open, stream) }?;
-        Ok(on_gpu::load(
-            own,
-            self.keys.clone(),
-            pages,
-            stream.addr() as u64,
-        )?())
+        let own = (Arc::clone(own), Arc::clone(&open.way));
+        Ok(way(own, self.keys.clone(), pages, stream.addr() as u64)?())
     }
 
     fn set(&self, index: usize, status: nvme_gpu_status, length: usize) {
@@ -234,7 +204,7 @@ pub unsafe extern "C" fn nvme_gpu_pages_put(
         let outcomes = match all.is_gpu {
             // SAFETY: as the header says.
             #[cfg(feature = "cuda")]
-            true => unsafe { all.store_on_gpu(&open, stream) }?,
+            true => unsafe { all.on_gpu(&open, stream, on_gpu::store) }?,
             _ => {
                 // SAFETY: nothing writes the pages meanwhile, as the header says.
                 let payloads = all.data.iter().map(|page| unsafe { page.bytes() });
@@ -281,7 +251,7 @@ pub unsafe extern "C" fn nvme_gpu_pages_get(
         let outcomes = match all.is_gpu {
             // SAFETY: as the header says.
             #[cfg(feature = "cuda")]
-            true => unsafe { all.load_on_gpu(&open, stream) }?,
+            true => unsafe { all.on_gpu(&open, stream, on_gpu::load) }?,
             _ => {
                 // SAFETY: nothing else uses the room meanwhile, as the header says, and no two overlap.
                 let rooms = all.data.iter().map(|page| unsafe { page.bytes_mut() });

@@ -6,13 +6,7 @@ use crate::border::{Answer, Sized0, call, give, put, take, text, value};
 use crate::handles::OpenHandles;
 use crate::memory::CallMemory;
 use crate::opened::{OpenedStore, StoreHandle, open_in, opened};
-use crate::status::{
-    CallFailure, NVME_GPU_ERROR_CHANGED, NVME_GPU_ERROR_DEVICE, NVME_GPU_ERROR_ENVIRONMENT,
-    NVME_GPU_ERROR_FILE, NVME_GPU_ERROR_GONE, NVME_GPU_ERROR_INTERNAL, NVME_GPU_ERROR_INTERRUPTED,
-    NVME_GPU_ERROR_MISMATCH, NVME_GPU_ERROR_PAGE_LOST, NVME_GPU_ERROR_PAGE_MISSING,
-    NVME_GPU_ERROR_SYSTEM, NVME_GPU_ERROR_TIMEOUT, NVME_GPU_ERROR_UNFINISHED,
-    NVME_GPU_ERROR_UNSUPPORTED, NVME_GPU_ERROR_USAGE, nvme_gpu_status,
-};
+use crate::status::{CallFailure, nvme_gpu_status, status_of};
 use nvme_host::Store;
 use nvme_kv::{AreaRequest, KvError, ModelFingerprint, PageKey, PageStore};
 use nvme_kv_server::OpenedArea;
@@ -147,42 +141,11 @@ impl From<KvError> for CallFailure {
     fn from(error: KvError) -> Self {
         let (cause, remedy) = (error.to_string(), error.remedy());
         let status = match error {
-            KvError::Missing { .. } => NVME_GPU_ERROR_PAGE_MISSING,
-            KvError::Lost { .. } => NVME_GPU_ERROR_PAGE_LOST,
-            KvError::Usage { .. } => NVME_GPU_ERROR_USAGE,
-            KvError::Superseded { .. } => NVME_GPU_ERROR_CHANGED,
-            // What was opened is not what was asked for.
-            KvError::Blank { .. }
-            | KvError::Foreign { .. }
-            | KvError::Version { .. }
-            | KvError::Damaged { .. }
-            | KvError::OtherModel { .. }
-            | KvError::OtherSize { .. } => NVME_GPU_ERROR_MISMATCH,
+            // The controller's status, where there is one.
             KvError::Drive { source, .. } => Self::from(source).status,
-            KvError::Owner { code, .. } => status_of(code),
+            error => status_of(error.code()),
         };
         Self::new(status, cause, remedy)
-    }
-}
-
-/// Returns the status of an error that the owner of a shared area names by its code.
-fn status_of(code: &str) -> nvme_gpu_status {
-    match code {
-        "usage" => NVME_GPU_ERROR_USAGE,
-        "file" => NVME_GPU_ERROR_FILE,
-        "system" => NVME_GPU_ERROR_SYSTEM,
-        "device" | "command" => NVME_GPU_ERROR_DEVICE,
-        "environment" => NVME_GPU_ERROR_ENVIRONMENT,
-        "unsupported" => NVME_GPU_ERROR_UNSUPPORTED,
-        "unfinished" => NVME_GPU_ERROR_UNFINISHED,
-        "mismatch" => NVME_GPU_ERROR_MISMATCH,
-        "timeout" => NVME_GPU_ERROR_TIMEOUT,
-        "gone" => NVME_GPU_ERROR_GONE,
-        "changed" => NVME_GPU_ERROR_CHANGED,
-        "interrupted" => NVME_GPU_ERROR_INTERRUPTED,
-        "missing" => NVME_GPU_ERROR_PAGE_MISSING,
-        "lost" => NVME_GPU_ERROR_PAGE_LOST,
-        _ => NVME_GPU_ERROR_INTERNAL,
     }
 }
 

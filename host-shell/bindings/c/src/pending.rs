@@ -4,14 +4,14 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, Sized0, call, give, put, value};
-use crate::ends::EndNotices;
+use crate::ends::{EndNotices, lock};
 use crate::handles::OpenHandles;
 use crate::opened::OpenedStore;
 use crate::status::{CallFailure, NVME_GPU_ERROR_UNFINISHED, nvme_gpu_status};
 use nvme_host::store::{BackgroundOperation, RowReport};
 use nvme_host::{Store, Table};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// An operation under way, or ended. Opaque; independent of the store's handle.
@@ -191,7 +191,7 @@ impl WaitingOperation {
     fn settle(&self, limit: Duration) -> Option<OperationReport> {
         match &self.under {
             OperationExecutor::Threads(operation) if operation.wait(limit) => {
-                let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut ended = lock(&self.ended);
                 if let Some(result) = operation.take() {
                     *ended = Some(result.unwrap_or_else(|error| CallFailure::from(error).into()));
                 }

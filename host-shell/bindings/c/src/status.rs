@@ -217,23 +217,32 @@ impl CallFailure {
 impl From<Error> for CallFailure {
     fn from(error: Error) -> Self {
         let status = match &error {
-            Error::Usage { .. } => NVME_GPU_ERROR_USAGE,
-            Error::File { .. } => NVME_GPU_ERROR_FILE,
-            Error::System { .. } => NVME_GPU_ERROR_SYSTEM,
-            Error::Device { .. } => NVME_GPU_ERROR_DEVICE,
-            Error::Environment { .. } => NVME_GPU_ERROR_ENVIRONMENT,
-            Error::Internal { .. } => NVME_GPU_ERROR_INTERNAL,
             Error::Command { status, .. } => i32::from(status.code()),
-            Error::Unsupported { .. } => NVME_GPU_ERROR_UNSUPPORTED,
-            Error::Unfinished { .. } => NVME_GPU_ERROR_UNFINISHED,
-            Error::Mismatch { .. } => NVME_GPU_ERROR_MISMATCH,
-            Error::Timeout { .. } => NVME_GPU_ERROR_TIMEOUT,
-            Error::Gone { .. } => NVME_GPU_ERROR_GONE,
-            Error::Changed { .. } => NVME_GPU_ERROR_CHANGED,
-            Error::Interrupted => NVME_GPU_ERROR_INTERRUPTED,
+            error => status_of(error.code()),
         };
         let remedy = nvme_host::words::of_interface(&error.remedy(), &WORDS);
         Self::new(status, error.to_string(), remedy)
+    }
+}
+
+/// Returns the status of an error by its code, as the owner of a shared area names it, too.
+pub fn status_of(code: &str) -> nvme_gpu_status {
+    match code {
+        "usage" => NVME_GPU_ERROR_USAGE,
+        "file" => NVME_GPU_ERROR_FILE,
+        "system" => NVME_GPU_ERROR_SYSTEM,
+        "device" | "command" => NVME_GPU_ERROR_DEVICE,
+        "environment" => NVME_GPU_ERROR_ENVIRONMENT,
+        "unsupported" => NVME_GPU_ERROR_UNSUPPORTED,
+        "unfinished" => NVME_GPU_ERROR_UNFINISHED,
+        "mismatch" => NVME_GPU_ERROR_MISMATCH,
+        "timeout" => NVME_GPU_ERROR_TIMEOUT,
+        "gone" => NVME_GPU_ERROR_GONE,
+        "changed" => NVME_GPU_ERROR_CHANGED,
+        "interrupted" => NVME_GPU_ERROR_INTERRUPTED,
+        "missing" => NVME_GPU_ERROR_PAGE_MISSING,
+        "lost" => NVME_GPU_ERROR_PAGE_LOST,
+        _ => NVME_GPU_ERROR_INTERNAL,
     }
 }
 
@@ -278,11 +287,11 @@ fn describe(code: i32) -> (&'static CStr, &'static CStr) {
 fn kept(text: &'static str) -> &'static CStr {
     use crate::process::PerProcess;
     use std::collections::BTreeMap;
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::Mutex;
     static KEPT: PerProcess<Mutex<BTreeMap<&'static str, &'static CStr>>> =
         PerProcess::new(Mutex::new(BTreeMap::new()));
     let kept = KEPT.get(Mutex::default);
-    let mut all = kept.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = crate::ends::lock(kept);
     all.entry(text).or_insert_with(|| {
         let text = CString::new(text).unwrap_or_default();
         Box::leak(text.into_boxed_c_str())

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, Sized0, call, calls, give, put, take, text, value};
+use crate::ends::lock;
 use crate::memory::CallMemory;
 use crate::opened::{DEVICES, OpenedStore, RegisteredRange, STORES, StoreHandle, TABLES, opened};
 use crate::pages::PAGES;
@@ -13,7 +14,7 @@ use nvme_host::store::{DataPath, FileIo};
 use nvme_host::{Store, StoreOptions};
 use std::ffi::c_char;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// nvme_gpu_options.flags: allows writes to a real device (a function behind VFIO, a block device).
@@ -378,10 +379,6 @@ pub unsafe extern "C" fn nvme_gpu_close(store: *mut StoreHandle) {
         crate::kept::reap();
         Ok(())
     });
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the size of a store in bytes; 0 for a closed handle, with nvme_gpu_last_error().

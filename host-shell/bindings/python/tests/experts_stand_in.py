@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import types
 
 import torch
+from safetensors_file import file_bytes
 
 WIDTH, HIDDEN, EXPERTS, CHOICES, LAYERS = 32, 16, 6, 2, 3
 
@@ -137,16 +137,8 @@ def bytes_of(tensor):
 
 def safetensors(path, tensors, names=None):
     """Writes tensors by name; ``names``: types of those that torch has no name for."""
-    head, data = {}, []
-    at = 0
-    for name in sorted(tensors):
-        value = bytes_of(tensors[name])
-        kind = (names or {}).get(name, _NAMES[tensors[name].dtype])
-        head[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [at, at + len(value)]}
-        at += len(value)
-        data.append(value)
-    text = json.dumps(head).encode()
+    kinds = {name: _NAMES[tensor.dtype] for name, tensor in tensors.items() if name not in (names or {})} | (names or {})
+    parts = [(name, kinds[name], tensors[name].shape, bytes_of(tensors[name])) for name in sorted(tensors)]
     # Data begin at a multiple of 16, so that the memory of an expert has no gaps.
-    text += b" " * (-(8 + len(text)) % 16)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data))
+    path.write_bytes(file_bytes(parts, align=16))
     return path

@@ -12,6 +12,7 @@ import pytest
 
 import nvme_gpu
 from conftest import SIM, drain, during_reads, interrupted
+from safetensors_file import file_bytes
 
 numpy = pytest.importorskip("numpy")
 
@@ -20,18 +21,8 @@ KINDS = {"bool": "BOOL", "uint8": "U8", "int16": "I16", "float16": "F16", "int32
 
 def safetensors(path, tensors, metadata=None, extra=None):
     """Writes arrays as the format has it."""
-    header, data = ({"__metadata__": metadata} if metadata else {}), b""
-    for name, array in tensors.items():
-        part = array.tobytes()
-        header[name] = {
-            "dtype": KINDS[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [len(data), len(data) + len(part)],
-        }
-        data += part
-    header.update(extra or {})
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    parts = [(name, KINDS[array.dtype.name], array.shape, array.tobytes()) for name, array in tensors.items()]
+    path.write_bytes(file_bytes(parts, metadata=metadata, extra=extra))
     return path
 
 

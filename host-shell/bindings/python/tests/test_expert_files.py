@@ -10,6 +10,7 @@ import pytest
 
 import nvme_gpu
 from nvme_gpu import compute
+from safetensors_file import file_bytes
 
 np = pytest.importorskip("numpy")
 
@@ -31,13 +32,7 @@ def random(shape, dtype, seed=0):
 
 def safetensors(path, tensors):
     """Writes arrays by name, each with the name of its type in safetensors."""
-    head, data = {}, b""
-    for name, (array, dtype) in tensors.items():
-        nbytes = np.ascontiguousarray(array).tobytes()
-        head[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(nbytes)]}
-        data += nbytes
-    text = json.dumps(head).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    path.write_bytes(file_bytes((name, dtype, array.shape, array.tobytes()) for name, (array, dtype) in tensors.items()))
     return path
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-import json
+import itertools
+import math
 import os
 import pickle
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 import nvme_gpu
 from conftest import SIM, SIM_GPU, python, stand_in
+from safetensors_file import file_bytes
 
 LAYERS, ROWS, WIDTH = 6, 20, 33
 
@@ -22,19 +24,12 @@ def model(path):
     """A safetensors file: layers of a weight, a bias of float16 and one of bfloat16, and an embedding."""
     import array
 
-    header, data = {}, bytearray()
-
-    def add(name, dtype, shape, part):
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(part)]}
-        data.extend(part)
-
-    add("embed", "F32", [4], array.array("f", [1, 2, 3, 4]).tobytes())
+    tensors = [("embed", "F32", [4], array.array("f", [1, 2, 3, 4]).tobytes())]
     for layer in range(LAYERS):
         weight = array.array("f", [layer * 10_000 + at for at in range(ROWS * WIDTH)])
-        add(f"m.layers.{layer}.w", "F32", [ROWS, WIDTH], weight.tobytes())
-        add(f"m.layers.{layer}.b", "BF16", [3], bytes(range(6)))
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+        tensors.append((f"m.layers.{layer}.w", "F32", [ROWS, WIDTH], weight.tobytes()))
+        tensors.append((f"m.layers.{layer}.b", "BF16", [3], bytes(range(6))))
+    path.write_bytes(file_bytes(tensors))
     return path
 
 
@@ -306,19 +301,15 @@ def test_arrays_without_a_library_are_views_of_memory(store, tmp_path, monkeypat
 
 def odd_model(path):
     """A safetensors file with a layer of a matrix, one number, halves and no bytes, and a layer of no bytes."""
-    header, data = {}, bytearray()
-    for name, dtype, shape, part in (
+    tensors = [
         ("m.0.weight", "I32", [3, 2], b"".join(one.to_bytes(4, "little") for one in range(1, 7))),
         ("m.0.one", "I64", [], (7).to_bytes(8, "little")),
         ("m.0.half", "BF16", [2], bytes(range(4))),
         ("m.0.word", "U16", [2], bytes(range(4))),
         ("m.0.none", "F32", [0, 4], b""),
         ("m.1.none", "BF16", [2, 0], b""),
-    ):
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(part)]}
-        data.extend(part)
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    ]
+    path.write_bytes(file_bytes(tensors))
     return path
 
 
@@ -355,21 +346,17 @@ def test_numbers_that_end_inside_a_byte_are_flat_bytes(store, tmp_path, monkeypa
         "m.0.rows": ("F6_E3M2", [2, 4], [2, 3]),
         "m.0.fnuz": ("F8_E5M2FNUZ", [2, 3], [2, 3]),
     }
-    header, at = {}, 0
+    values, parts = iter(range(256)), {}
     for name, (dtype, shape, stored) in tensors.items():
-        size = stored[0] * (stored[1] if len(stored) > 1 else 1)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
+        parts[name] = (name, dtype, shape, bytes(itertools.islice(values, math.prod(stored))))
     path = tmp_path / "packed.safetensors"
-    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(range(at)))
+    path.write_bytes(file_bytes(parts.values()))
     with nvme_gpu.LayerLoader(nvme_gpu.import_file(store, path)).layer(0) as w:
         for name, (_, _, stored) in tensors.items():
             array = w[name]
             assert list(array.shape) == stored, name
-            begin, end = header[name]["data_offsets"]
             flat = array.view(torch.uint8) if with_torch else array.view("uint8")
-            assert flat.reshape(-1).tolist() == list(range(begin, end)), name
+            assert flat.reshape(-1).tolist() == list(parts[name][3]), name
 
 
 def test_a_manifest_verifies_layers(tmp_path):

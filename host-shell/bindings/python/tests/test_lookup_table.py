@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import struct
 
 import pytest
 
 import nvme_gpu
 from conftest import Device, python
+from safetensors_file import file_bytes
 from test_files import LAYERS, MODEL, ROWS, WIDTH, image
 
 np = pytest.importorskip("numpy")
@@ -21,13 +21,8 @@ TYPES = {"F8_E4M3": "uint8", "F32": "float32", "U8": "uint8", "BF16": "uint16"}
 
 def safetensors(path, tensors, pad=0):
     """A file of (name, type, array); its data begin ``pad`` bytes after a multiple of 8."""
-    header, at = {}, 0
-    for name, dtype, values in tensors:
-        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
-        at += values.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8 + pad)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(values.tobytes() for _, _, values in tensors))
+    parts = [(name, dtype, values.shape, values.tobytes()) for name, dtype, values in tensors]
+    path.write_bytes(file_bytes(parts, align=8, shift=pad))
 
 
 def rows_of_shards(count=SHARDS, columns=COLUMNS):

@@ -3,7 +3,6 @@ stand-in of CUDA. What they are is decoded here by numpy, by the formulas of the
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 from compute_numbers import close, softmax, to_bf16  # noqa: E402
 from nvme_gpu import compute  # noqa: E402
+from safetensors_file import file_bytes  # noqa: E402
 
 F32 = np.float32
 DRIVE = "sim:mem?size=32MiB&block=512&queues=32&threads=2"
@@ -53,14 +53,8 @@ def rng(*seed):
 
 def safetensors(tensors):
     """The bytes of a file, whose data begin at an odd multiple of 8."""
-    head, data = {}, b""
-    for name, (array, dtype) in tensors.items():
-        nbytes = np.ascontiguousarray(array).tobytes()
-        head[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(nbytes)]}
-        data += nbytes
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 16)
-    return np.frombuffer(len(text).to_bytes(8, "little") + text + data, np.uint8)
+    parts = [(name, dtype, array.shape, array.tobytes()) for name, (array, dtype) in tensors.items()]
+    return np.frombuffer(file_bytes(parts, align=16, shift=8), np.uint8)
 
 
 def e2m1(packed):

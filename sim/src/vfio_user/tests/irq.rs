@@ -1,7 +1,9 @@
 //! Interrupts by eventfd: arming, masking, the pin.
 
 use super::*;
+use crate::bus::interrupt::InterruptSink;
 use crate::event::EventFd;
+use crate::vfio_user::irq::InterruptLines;
 use crate::vfio_user::wire::irq;
 
 const INVAL: i32 = libc::EINVAL;
@@ -195,4 +197,25 @@ fn the_pin_masks_itself_and_is_asserted_again_while_its_cause_lasts() {
     assert!(!fired(&event));
     client.write(7, 5, &[0]).unwrap();
     assert!(fired(&event));
+}
+
+#[test]
+fn the_pin_follows_its_level_at_the_time_of_the_interrupt() {
+    let lines = InterruptLines::new(1);
+    let event = EventFd::new().unwrap();
+    let arm = wire::IrqSet {
+        argsz: 20,
+        flags: EVENTFD | TRIGGER,
+        index: irq::INTX,
+        start: 0,
+        count: 1,
+    };
+    let fd = event.fd().try_clone_to_owned().unwrap();
+    lines.set(arm, &[], vec![fd]).unwrap();
+    lines.raise(0, false, &|| false);
+    assert!(!fired(&event), "the driver has consumed the completions");
+    lines.raise(0, false, &|| true);
+    assert!(fired(&event));
+    lines.raise(0, false, &|| true);
+    assert!(!fired(&event), "masked until the client says otherwise");
 }

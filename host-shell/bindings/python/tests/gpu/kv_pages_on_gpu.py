@@ -81,21 +81,18 @@ def main() -> int:
                 assert kv.get(keys, views) == [page_bytes] * words.pages
                 flat.copy_(pinned, non_blocking=True)
 
+            def there_and_back(of: str, pages, rooms) -> int:
+                kv.clear()
+                stored = timed(f"store {of}by the GPU", lambda: kv.put(keys, pages))
+                assert stored == ["stored"] * words.pages, stored
+                cache.zero_()
+                loaded = timed(f"load {of}by the GPU", lambda: kv.get(keys, rooms))
+                assert loaded == [page_bytes] * words.pages, loaded
+                return 0 if torch.equal(cache, values) else 1
+
             for _ in range(words.runs + 1):
-                kv.clear()
-                stored = timed("store by the GPU", lambda: kv.put(keys, given))
-                assert stored == ["stored"] * words.pages, stored
-                cache.zero_()
-                loaded = timed("load by the GPU", lambda: kv.get(keys, blocks))
-                assert loaded == [page_bytes] * words.pages, loaded
-                wrong += 0 if torch.equal(cache, values) else 1
-                kv.clear()
-                stored = timed("store of blocks by the GPU", lambda: kv.put(keys, every_given))
-                assert stored == ["stored"] * words.pages, stored
-                cache.zero_()
-                loaded = timed("load of blocks by the GPU", lambda: kv.get(keys, every))
-                assert loaded == [page_bytes] * words.pages, loaded
-                wrong += 0 if torch.equal(cache, values) else 1
+                wrong += there_and_back("", given, blocks)
+                wrong += there_and_back("of blocks ", every_given, every)
                 torch.cuda.synchronize()
                 begin = time.perf_counter()
                 under_way = kv.load_async(keys, every)
