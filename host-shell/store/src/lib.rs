@@ -152,7 +152,7 @@ impl Store {
             if let Some(error) = device::open::meant(&SysfsHost::here(), device) {
                 return Err(error);
             }
-            let cause = format!("'{device}' names no device");
+            let cause = format!("'{device}' names no device, and there is no such file");
             return Err(Error::usage(cause, NAMES));
         }
         let device = match options.read_only {

@@ -67,7 +67,7 @@ def test_paths_of_each_kind_are_files(tmp_path, monkeypatch):
             assert store.read(store.nbytes) == b"bytes of a file"
     with pytest.raises(nvme_gpu.NvmeGpuError, match="No such file"):
         nvme_gpu.open(pathlib.Path("nothing.img"))
-    with pytest.raises(nvme_gpu.Usage, match="names no device"):
+    with pytest.raises(nvme_gpu.Usage, match="names no device, and there is no such file"):
         nvme_gpu.open("nothing.img")
 
 

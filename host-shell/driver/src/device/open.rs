@@ -31,7 +31,14 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
         return Err(error);
     }
     let Some((kind, rest)) = text.split_once(':') else {
-        return Err(Error::usage(format!("'{text}' names no device"), NAMES));
+        let cause = format!("'{text}' names no device");
+        return Err(match std::path::Path::new(text).is_file() {
+            true => Error::usage(
+                cause,
+                format!("write sim:{text} to simulate a drive on this file"),
+            ),
+            false => Error::usage(cause, NAMES),
+        });
     };
     match kind {
         #[cfg(feature = "sim")]

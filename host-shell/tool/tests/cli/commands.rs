@@ -226,6 +226,11 @@ fn devices_that_cannot_be_opened_say_why(place: Place) {
     folder.fails(&["read", "-d", "sim:mem?block=100"], 2, "block");
     folder.fails(&["read", "-d", "sim:mem?threads=0"], 2, "option threads");
     folder.fails(&["read", "-d", "disk.img"], 2, "names no device");
+    folder.fails(
+        &["read", "-d", "truncated.img"],
+        2,
+        "write sim:truncated.img",
+    );
     folder.fails(&["read", "-d", "usb:1"], 2, "unknown kind");
     folder.fails(&["read", "-d", "vfio-user:x"], 4, "cannot connect to x");
     folder.fails(

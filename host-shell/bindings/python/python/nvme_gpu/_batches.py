@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -281,6 +280,8 @@ class _Orders:
         return self._order
 
     def _ask(self) -> None:
+        import hashlib
+
         rows = (_arguments.whole("a row of the sampler", one, -_MOST - 1, _MOST) for one in self._sampler)
         self._order = array("q", rows)
         self._asked += 1

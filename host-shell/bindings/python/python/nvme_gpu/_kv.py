@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from array import array
@@ -117,6 +116,8 @@ class KvStore(OneProcess):
             raise TypeError("layers is of the type str: pass a number, or a list of names")
         if not isinstance(layers, Sequence):
             layers = [str(number) for number in range(_arguments.whole("layers", layers, 1, 1 << 16))]
+        import hashlib
+
         names = [str(name) for name in layers]
         if not names or len(set(names)) != len(names):
             raise Usage(f"{len(names)} layers, {len(set(names))} names", "name each layer once, one at least")
@@ -411,6 +412,8 @@ class KvStore(OneProcess):
 
     def _chain(self, tokens: array[int], salt: bytes, known: Sequence[bytes] = ()) -> list[bytes]:
         """The keys of the full blocks of ``tokens``, the first of which are ``known``."""
+        import hashlib
+
         keys = list(known)
         key = keys[-1] if keys else self._seed
         for begin in range(len(keys) * self._tokens, len(tokens) - self._tokens + 1, self._tokens):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
+from typing import TYPE_CHECKING
 
 from . import _arguments, _native
 
-_LOG = logging.getLogger("nvme_gpu")
+if TYPE_CHECKING:
+    import logging
+
 #: How long the thread waits before it looks whether it is to end, in seconds.
 _PAUSE = 0.1
 
@@ -29,7 +31,7 @@ class _Reader(threading.Thread):
         while True:
             event = _native.next_event(_PAUSE)
             if event is not None:
-                _LOG.log(*event)
+                logger().log(*event)
             elif self._is_over.is_set():
                 return
 
@@ -40,11 +42,19 @@ class _Reader(threading.Thread):
             self.join()
 
 
-def log_events(level: int | None = logging.WARNING) -> None:
+def logger() -> logging.Logger:
+    """The logger ``nvme_gpu``."""
+    # Here, since the module takes a fifth of the time of importing this package.
+    import logging
+
+    return logging.getLogger("nvme_gpu")
+
+
+def log_events(level: int | None = 30) -> None:
     """Passes the events of the library to the logger ``nvme_gpu``: bring-ups, resets, commands that were aborted or took
     long.
 
-    ``level``: ``logging.INFO``, ``WARNING`` or ``ERROR``, the least severe events to pass, or None for none, which is the
+    ``level``: ``logging.INFO``, ``WARNING`` (30) or ``ERROR``, the least severe events to pass, or None for none, which is the
     default of a process. The level and the handlers of the logger apply, too. Events come from a thread of their own, a
     little later than what they report; of more than 1024 that wait the later ones are lost.
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import atexit
 import ctypes
 import json
-import logging
 import os
 import sys
 import weakref
 from collections.abc import Generator
 from typing import Any, Literal, Protocol
 
-from . import _arguments, _buffers, _gathers, _native, _scales
+from . import _arguments, _buffers, _gathers, _log, _native, _scales
 from ._errors import NvmeGpuError, Timeout, Usage
 from ._gathers import OnError
 from ._held import Held, OneProcess
 from ._native import Array, View
 from ._table import Table
 
-_LOG = logging.getLogger("nvme_gpu")
 _OPEN: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -137,7 +135,7 @@ class Pending(OneProcess):
         try:
             self._operation.check()
         except Exception as error:
-            _LOG.warning("a transfer whose result was not asked for: %s", error)
+            _log.logger().warning("a transfer whose result was not asked for: %s", error)
 
 
 def open(
@@ -248,7 +246,7 @@ class Store(Held):
         )
         self._gds = gds != "off"
         _OPEN.add(self)
-        _LOG.info("opened %s: %s", name, self.path)
+        _log.logger().info("opened %s: %s", name, self.path)
 
     def close(self) -> None:
         """Closes it: waits for gathers on the GPU, as long as their commands may take, then lets go of the device.
@@ -257,7 +255,7 @@ class Store(Held):
         Graphs that captured a gather may be launched afterwards: each row is zero then.
         """
         if self._native.is_open:
-            _LOG.info("closing %s", self._device)
+            _log.logger().info("closing %s", self._device)
         self._native.close(timeout=3 * self._timeout + 2)
         _OPEN.discard(self)
 
@@ -436,7 +434,7 @@ def _close_all() -> None:
         try:
             store.close()
         except Exception as error:
-            _LOG.warning("closing %r at exit: %s", store, error)
+            _log.logger().warning("closing %r at exit: %s", store, error)
 
 
 atexit.register(_close_all)
