@@ -18,6 +18,13 @@ from ._store import Store
 _MOST = (1 << 31) - 1
 
 
+def _sha256(data: bytes) -> bytes:
+    # Here, since the module loads OpenSSL, which programs without a cache of keys and values do not need.
+    import hashlib
+
+    return hashlib.sha256(data).digest()
+
+
 class _ProcessLock:
     """A lock that a child of fork() refuses to wait for: the thread that holds it may not be in the child."""
 
@@ -116,8 +123,6 @@ class KvStore(OneProcess):
             raise TypeError("layers is of the type str: pass a number, or a list of names")
         if not isinstance(layers, Sequence):
             layers = [str(number) for number in range(_arguments.whole("layers", layers, 1, 1 << 16))]
-        import hashlib
-
         names = [str(name) for name in layers]
         if not names or len(set(names)) != len(names):
             raise Usage(f"{len(names)} layers, {len(set(names))} names", "name each layer once, one at least")
@@ -131,7 +136,7 @@ class KvStore(OneProcess):
             self._tables[name] = table
             offset += table.nbytes
         self._store = store
-        self._seed = hashlib.sha256(repr((model, self._tokens, self._page, str(dtype), names)).encode()).digest()
+        self._seed = _sha256(repr((model, self._tokens, self._page, str(dtype), names)).encode())
         self._lock = _ProcessLock()
         self._free = list(range(self._capacity - 1, -1, -1))
         self._index: dict[bytes, _Block] = {}
@@ -412,13 +417,11 @@ class KvStore(OneProcess):
 
     def _chain(self, tokens: array[int], salt: bytes, known: Sequence[bytes] = ()) -> list[bytes]:
         """The keys of the full blocks of ``tokens``, the first of which are ``known``."""
-        import hashlib
-
         keys = list(known)
         key = keys[-1] if keys else self._seed
         for begin in range(len(keys) * self._tokens, len(tokens) - self._tokens + 1, self._tokens):
             block = tokens[begin : begin + self._tokens].tobytes()
-            key = hashlib.sha256(key + len(salt).to_bytes(8, "little") + salt + block).digest()
+            key = _sha256(key + len(salt).to_bytes(8, "little") + salt + block)
             keys.append(key)
         return keys
 

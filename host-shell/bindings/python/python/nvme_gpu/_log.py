@@ -44,7 +44,7 @@ class _Reader(threading.Thread):
 
 def logger() -> logging.Logger:
     """The logger ``nvme_gpu``."""
-    # Here, since the module takes a fifth of the time of importing this package.
+    # Here, since the module takes a fifth of the time of an import of this package.
     import logging
 
     return logging.getLogger("nvme_gpu")
@@ -54,9 +54,9 @@ def log_events(level: int | None = 30) -> None:
     """Passes the events of the library to the logger ``nvme_gpu``: bring-ups, resets, commands that were aborted or took
     long.
 
-    ``level``: ``logging.INFO``, ``WARNING`` (30) or ``ERROR``, the least severe events to pass, or None for none, which is the
-    default of a process. The level and the handlers of the logger apply, too. Events come from a thread of their own, a
-    little later than what they report; of more than 1024 that wait the later ones are lost.
+    ``level``: ``logging.INFO``, ``WARNING`` (30) or ``ERROR``, the least severe events to pass, or None for none, which
+    is the default of a process. The level and the handlers of the logger apply, too. Events come from a thread of their
+    own, a little later than what they report; of more than 1024 that wait the later ones are lost.
 
     Raises :class:`Usage` where another Rust library of the process receives the events.
     """
