@@ -6,7 +6,7 @@ use crate::tools::on_path;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -131,8 +131,7 @@ impl QueueProgress {
             }
         }
         let mut state = self.lock();
-        let used = ticks(&stat(pid), ITSELF) + ticks(&stat(pid), CHILDREN);
-        let used = used as f64 / 100.0;
+        let used = used_seconds(pid);
         let status = one.child.wait();
         state.used += used;
         drop(state);
@@ -239,6 +238,22 @@ pub fn children_seconds() -> f64 {
 /// Seconds of processor time that the running process `pid` has used, its threads together.
 pub fn process_seconds(pid: u32) -> f64 {
     ticks(&stat(pid), ITSELF) as f64 / 100.0
+}
+
+/// Waits for the end of a child. Returns its status, and the seconds of processor time of the child and its children.
+pub fn wait_counted(child: &mut Child) -> std::io::Result<(ExitStatus, f64)> {
+    let pid = child.id();
+    while !has_ended(pid) {
+        std::thread::sleep(PAUSE);
+    }
+    let used = used_seconds(pid);
+    Ok((child.wait()?, used))
+}
+
+/// Seconds of processor time of a child that has ended and was not waited for, its own children included.
+fn used_seconds(pid: u32) -> f64 {
+    let stat = stat(pid);
+    (ticks(&stat, ITSELF) + ticks(&stat, CHILDREN)) as f64 / 100.0
 }
 
 /// Returns whether a child has ended and was not waited for.

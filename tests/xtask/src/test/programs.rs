@@ -1,6 +1,7 @@
 //! Runs the test programs of a `cargo test`, several at a time. Cargo runs one after the other, and most of them wait
 //! more than they compute: for deadlines that pass, for processes that they start.
 
+use chores::background::wait_counted;
 use chores::process::{Failure, output, root, shown, target_dir};
 use chores::report::{self, Counts};
 use std::collections::VecDeque;
@@ -140,7 +141,7 @@ fn run_all(programs: Vec<Program>, logs: &Path) -> Result<Counts, Failure> {
         .map_err(|error| Failure::new(format!("{}: {error}", logs.display())))?;
     let (alone, others) = programs.into_iter().partition(Program::spins);
     let (alone, others) = (Mutex::new(alone), Mutex::new(others));
-    let ended = Mutex::new((Counts::default(), Vec::new()));
+    let ended = Mutex::new((Counts::default(), Vec::new(), Vec::new()));
     let run_each = |todo: &Mutex<VecDeque<Program>>| {
         let next = || todo.lock().expect("no panic under this lock").pop_front();
         while let Some(program) = next() {
@@ -149,11 +150,15 @@ fn run_all(programs: Vec<Program>, logs: &Path) -> Result<Counts, Failure> {
             let done = run_one(program, logs);
             let took = began.elapsed();
             let mut ended = ended.lock().expect("no panic under this lock");
-            let (counts, text) =
-                done.unwrap_or_else(|failure| (Counts::FAILED, format!("FAILED: {failure}\n")));
-            println!("\n     Ran {name} in {:.1} s\n{text}", took.as_secs_f64());
+            let (counts, used, text) = done
+                .unwrap_or_else(|failure| (Counts::FAILED, 0.0, format!("FAILED: {failure}\n")));
+            println!(
+                "\n     Ran {name} in {:.1} s, {used:.1} s of processors\n{text}",
+                took.as_secs_f64()
+            );
             ended.0.add(counts);
-            ended.1.push((took, name));
+            ended.1.push((took, name.clone()));
+            ended.2.push((Duration::from_secs_f64(used), name));
         }
     };
     run_each(&alone);
@@ -162,21 +167,23 @@ fn run_all(programs: Vec<Program>, logs: &Path) -> Result<Counts, Failure> {
             scope.spawn(|| run_each(&others));
         }
     });
-    let (counts, times) = ended.into_inner().expect("no panic under this lock");
+    let (counts, times, used) = ended.into_inner().expect("no panic under this lock");
     println!("longest: {}", longest(times));
+    println!("most processor time: {}", longest(used));
     Ok(counts)
 }
 
-/// Runs one program to its end; returns its counts and its output. A program that fails without a failed test counts as
+/// Runs one program to its end; returns its counts, its seconds of processor time and its output. A program that fails without a failed test counts as
 /// one failure.
-fn run_one(mut program: Program, logs: &Path) -> Result<(Counts, String), Failure> {
+fn run_one(mut program: Program, logs: &Path) -> Result<(Counts, f64, String), Failure> {
     let log = logs.join(format!("{}.log", program.name));
     let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", log.display()));
     let out = File::create(&log).map_err(failed)?;
     let err = out.try_clone().map_err(failed)?;
     let start = program.start.stdin(Stdio::null()).stdout(out).stderr(err);
-    let status = start.status();
-    let status = status.map_err(|error| Failure::new(format!("{}: {error}", shown(start))))?;
+    let ended = start.spawn().and_then(|mut child| wait_counted(&mut child));
+    let (status, used) =
+        ended.map_err(|error| Failure::new(format!("{}: {error}", shown(start))))?;
     let text = std::fs::read(&log).map_err(failed)?;
     let mut text = String::from_utf8_lossy(&text).into_owned();
     let mut counts = Counts::default();
@@ -189,7 +196,7 @@ fn run_one(mut program: Program, logs: &Path) -> Result<(Counts, String), Failur
             counts.failed = 1;
         }
     }
-    Ok((counts, text))
+    Ok((counts, used, text))
 }
 
 /// Returns the ten that took longest, in one line.
