@@ -154,6 +154,11 @@ pub mod strips;
 mod table;
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod table_rows;
+#[cfg(all(
+    any(target_arch = "nvptx64", feature = "lanes"),
+    any(feature = "gathers", feature = "scatter")
+))]
+mod units;
 pub mod wide_batch;
 pub mod work;
 
@@ -192,7 +197,7 @@ pub mod entries {
         nvme_read_ranges, nvme_repeat_rows, nvme_widen_rows,
     };
     pub use crate::page_moves::{nvme_check_pages, nvme_copy_pages};
-    pub use crate::scatter::nvme_scatter;
+    pub use crate::scatter::{nvme_scatter, nvme_scatter_batched};
 }
 
 /// Raised when a structure that the host fills for kernels of users changes: `nvme_gpu_queues` and `nvme_gpu_rows` of
@@ -207,7 +212,8 @@ pub const PTX: &str = include_str!("../ptx/nvme_gpu_kernel.ptx");
 #[cfg(not(target_arch = "nvptx64"))]
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// `nvme_scatter` as PTX, as [`PTX`] is: a separate image, so that the gathers keep their number of registers.
+/// The kernels that write rows as PTX, as [`PTX`] is: a separate image, so that the gathers keep their number of
+/// registers.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const SCATTER_PTX: &str = include_str!("../ptx/nvme_gpu_scatter.ptx");
 
@@ -241,7 +247,7 @@ pub static MAPPED: KernelImage = KernelImage {
     ptx: MAPPED_PTX,
     code: include_bytes!("../ptx/nvme_gpu_mapped.code"),
 };
-/// The kernel of [`SCATTER_PTX`], with machine code.
+/// The kernels of [`SCATTER_PTX`], with machine code.
 #[cfg(not(target_arch = "nvptx64"))]
 pub static SCATTER: KernelImage = KernelImage {
     ptx: SCATTER_PTX,

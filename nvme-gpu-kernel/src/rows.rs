@@ -218,6 +218,17 @@ pub struct ScatterLaunch {
     pub written: u64,
 }
 
+/// Parameters of a launch that writes rows by queues that its blocks own: `nvme_scatter_batched`. The conditions of
+/// [`ScatterLaunch`] and of [`Batched`] hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct BatchedScatter {
+    /// Parameters shared with a gather; the rows are read from `out`.
+    pub batched: Batched,
+    /// As [`ScatterLaunch::written`].
+    pub written: u64,
+}
+
 /// Parameters of a launch that converts the elements of rows in GPU memory to a wider format, in place:
 /// `nvme_widen_rows`.
 ///

@@ -7,9 +7,15 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+mod batched;
+mod later;
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub use batched::nvme_scatter_batched;
+
 use crate::arch;
 use crate::copy;
-use crate::exchange::{OfLanes64, exchanged32, exchanged64, of_lane32, of_lane64, shuffle64};
+use crate::exchange::{OfLanes64, exchanged64, of_lane64, shuffle64};
 use crate::gate::AdmissionGate;
 use crate::groups::{GpuThread, WholeBlock};
 use crate::launch::{self, WarpContext, WarpFailures};
@@ -59,17 +65,19 @@ entry! {
         );
         let left = (&work.failed, work.has_lost);
         launch::leave(rows, (&gate, inside.station), &block, left, || {
-            // Release: pairs with the load of a gather, which then reads the written data and not a cached
-            // row.
-            fence(Order::Release, Scope::Gpu);
-            // SAFETY: the host vouches for the count, in GPU memory.
-            unsafe { arch::add(scatter.written as usize as *mut u64, 1) };
+            add_written(scatter.written);
         });
     }
 }
 
-/// Number that stands for no row of the table.
-const NO_ROW: u32 = u32::MAX;
+/// Counts a block whose writes have ended, at `written` in GPU memory.
+#[inline(always)]
+fn add_written(written: u64) {
+    // Release: pairs with the load of a gather, which then reads the written data and not a cached row.
+    fence(Order::Release, Scope::Gpu);
+    // SAFETY: the host vouches for the count.
+    unsafe { arch::add(written as usize as *mut u64, 1) };
+}
 
 struct ScatterWarp<'r> {
     rows: &'r GatherLaunch,
@@ -121,7 +129,7 @@ impl ScatterWarp<'_> {
             None => code::OUT_OF_RANGE,
         };
         if self.ends == code::OK {
-            let wants = self.is_last(first, self.of_table(id)) && place.is_some();
+            let wants = later::is_last(rows, (first, id)) && place.is_some();
             let block = place.map_or(0, |place| place.block);
             let written = self.write(index, block, wants);
             if wants {
@@ -131,59 +139,6 @@ impl ScatterWarp<'_> {
             became = self.ends;
         }
         self.failed.note(rows, index, is_live, (None, became));
-    }
-
-    /// True if no later row of the launch is the lane's row: row `row` of the table, at `first + lane`. Every
-    /// lane calls it.
-    ///
-    /// The comparison with all later ids costs a number of loads that grows with the square of the launch, so
-    /// the host limits the rows of a launch with ids; without it two warps could write one row in any order.
-    #[inline(always)]
-    fn is_last(&self, first: u64, row: u32) -> bool {
-        // Without ids no two rows are the same.
-        if self.rows.ids == 0 {
-            return true;
-        }
-        let mut at = first;
-        // Among the first 32 rows, those of higher lanes are later.
-        let mut least = arch::lane() + 1;
-        let mut next = self.row_or_none(at);
-        // A row that the table does not have needs no comparison.
-        let mut comes_again = row == NO_ROW;
-        while at < self.rows.count && arch::ballot(arch::FULL, !comes_again) != 0 {
-            at += 32;
-            // The next ids are in flight while these are compared.
-            let these = exchanged32(next);
-            next = self.row_or_none(at);
-            let mut lane = 0;
-            while lane < 32 {
-                let other = of_lane32(&these, lane);
-                comes_again |= other == row && lane >= least;
-                lane += 1;
-            }
-            least = 0;
-        }
-        !comes_again
-    }
-
-    /// Returns the table's row at `at + lane` of the launch.
-    #[inline(always)]
-    fn row_or_none(&self, at: u64) -> u32 {
-        let index = at + u64::from(arch::lane());
-        if index >= self.rows.count {
-            return NO_ROW;
-        }
-        // SAFETY: the host vouches for `count` ids.
-        self.of_table(unsafe { launch::id(self.rows, index) })
-    }
-
-    /// Returns the number of the row with this id, in 32 bits: the host allows no larger tables.
-    #[inline(always)]
-    fn of_table(&self, id: i64) -> u32 {
-        match (id as u64) < self.rows.rows {
-            true => id as u32,
-            false => NO_ROW,
-        }
     }
 
     /// Writes the rows of the lanes with `wants`; returns the code of the lane's row. Every lane calls it.

@@ -17,6 +17,8 @@ use crate::gate::{AdmissionGate, words};
 use crate::groups::{GpuThread, GroupedThread, NarrowLane};
 use crate::rows::{BLOCK_WARPS, GatherLaunch, LaunchSummary, code};
 use nvme_core::group::ExecContext;
+#[cfg(any(feature = "gathers", feature = "scatter"))]
+use nvme_core::spec::Status;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_core::{CommandData, CommandOutcome, MemberCommand, SharedQueue, SubmitError, WaitError};
@@ -263,5 +265,20 @@ pub fn code_of_refusal(why: SubmitError) -> i32 {
         SubmitError::Refused => code::GONE,
         SubmitError::QueueFull => code::TIMED_OUT,
         _ => code::NOT_RUN,
+    }
+}
+
+/// Returns the code of a command of a batch that was submitted, and waited for, with these results.
+#[cfg(any(feature = "gathers", feature = "scatter"))]
+#[inline(always)]
+pub fn ended<L, E>(
+    (submitted, left): (Result<(), SubmitError>, Result<L, E>),
+    status: Option<Status>,
+) -> i32 {
+    match (submitted, status) {
+        (Err(why), _) => code_of_refusal(why),
+        (_, Some(status)) => i32::from(status.code()),
+        _ if left.is_ok() => code::TIMED_OUT,
+        _ => code::GONE,
     }
 }

@@ -377,6 +377,8 @@ fn add_counts(counters: &StoreCounters, now: &nvme_cuda::RowCounts, last: &nvme_
     for (counter, now, then) in [
         (OwnedGathers, now.owned, last.owned),
         (SharedGathers, now.shared, last.shared),
+        (OwnedScatters, now.owned_scatters, last.owned_scatters),
+        (SharedScatters, now.shared_scatters, last.shared_scatters),
         (BegunGathers, now.begun, last.begun),
         (LateRows, now.late_rows, last.late_rows),
         (FailedRows, now.failed_rows, last.failed_rows),

@@ -70,7 +70,7 @@ pub unsafe fn copy_pieces(to: [u64; 8], from: [u64; 8], there: u32) {
 ///
 /// # Safety
 /// Both addresses of each pair whose bit is set are valid and multiples of a unit.
-#[cfg(any(feature = "gathers", feature = "rows", feature = "mapped"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn copy_units<const SHIFT: u32>(to: [u64; 8], from: [u64; 8], there: u32) {
     // SAFETY: the caller vouches for all.
@@ -87,7 +87,7 @@ pub unsafe fn copy_units<const SHIFT: u32>(to: [u64; 8], from: [u64; 8], there: 
 ///
 /// # Safety
 /// As [`copy_units`].
-#[cfg(any(feature = "gathers", feature = "rows", feature = "mapped"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 unsafe fn copy_eights(to: [u64; 8], from: [u64; 8], there: u32) {
     // SAFETY: the caller vouches for all.
@@ -136,7 +136,7 @@ unsafe fn copy_eights(to: [u64; 8], from: [u64; 8], there: u32) {
 ///
 /// # Safety
 /// As [`copy_units`].
-#[cfg(any(feature = "gathers", feature = "rows", feature = "mapped"))]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 unsafe fn copy_fours(to: [u64; 8], from: [u64; 8], there: u32) {
     // SAFETY: the caller vouches for all.

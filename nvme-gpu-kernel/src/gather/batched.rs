@@ -14,11 +14,12 @@ use crate::groups::{GpuThread, WholeBlock};
 use crate::launch::{self, WarpFailures};
 use crate::launch_end;
 use crate::rows::{Batched, GatherLaunch, RowBlocks, STATION_BYTES, code};
-use crate::station::{self, NO_STATION};
+use crate::station::{self, NO_STATION, ended};
+use crate::units::UnitSteps;
 use nvme_core::group::{ExecContext, ThreadGroup};
-use nvme_core::spec::{Lba, Nsid, Status, nvm};
+use nvme_core::spec::{Lba, Nsid, nvm};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_core::{BatchEnds, BatchQueue, MemberCommand, SubmitError};
+use nvme_core::{BatchEnds, BatchQueue, MemberCommand};
 
 /// log2 of the least unit: lengths of rows, and their addresses in the slots and in the output, are multiples of it.
 pub(super) const LEAST_SHIFT: u32 = 2;
@@ -341,42 +342,29 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
     }
 
     /// Copies rows to the output, in units of `1 << SHIFT` bytes: of the `count` rows from row `first` on, each whose
-    /// word in `words` has an offset. A thread has eight loads in flight, whichever rows they belong to.
+    /// word in `words` has an offset.
     #[inline(always)]
     fn copy<const SHIFT: u32>(
         &self,
         words: &[AtomicU32],
         (first, count): (u64, u32),
-        mut units: UnitSteps,
+        units: UnitSteps,
     ) {
         let rows = self.rows;
         let from = u64::from(self.station) * STATION_BYTES + rows.slots;
         let to = rows.out + first * rows.out_stride;
-        while units.row < count {
-            let mut there = 0;
-            let mut next = |bit: u32| {
-                let (row, byte) = units.next(SHIFT);
-                let word = words.get(row as usize).filter(|_| row < count);
-                let in_slot = word.map_or(NOWHERE, |word| word.load(Order::Relaxed, Scope::Cta));
-                if in_slot != NOWHERE {
-                    there |= bit;
-                }
-                let slot = u64::from(row) * u64::from(rows.slot_bytes) + u64::from(in_slot);
-                (
-                    to + u64::from(row) * rows.out_stride + byte,
-                    from + slot + byte,
-                )
-            };
-            // One variable each: an array would be placed on a stack, these stay in registers.
-            let ((t0, f0), (t1, f1)) = (next(1), next(2));
-            let ((t2, f2), (t3, f3)) = (next(4), next(8));
-            let ((t4, f4), (t5, f5)) = (next(16), next(32));
-            let ((t6, f6), (t7, f7)) = (next(64), next(128));
-            let to = [t0, t1, t2, t3, t4, t5, t6, t7];
-            let from = [f0, f1, f2, f3, f4, f5, f6, f7];
-            // SAFETY: a unit whose bit is set lies inside a row, both in its slot and in the output.
-            unsafe { arch::copy_units::<SHIFT>(to, from, there) };
-        }
+        let place = |row: u32, byte: u64| {
+            let word = words.get(row as usize).filter(|_| row < count);
+            let in_slot = word.map_or(NOWHERE, |word| word.load(Order::Relaxed, Scope::Cta));
+            let slot = u64::from(row) * u64::from(rows.slot_bytes) + u64::from(in_slot);
+            (
+                in_slot != NOWHERE,
+                to + u64::from(row) * rows.out_stride + byte,
+                from + slot + byte,
+            )
+        };
+        // SAFETY: a unit of a row with an offset lies inside the row, both in its slot and in the output.
+        unsafe { units.copy::<SHIFT>(count, place) };
     }
 
     /// Ends the block: counts its failures, and frees the station unless it has a lost command. Every thread calls it.
@@ -399,63 +387,5 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
         if arch::thread() == if is_alone { 0 } else { 32 } {
             launch_end::end_block(rows, reports);
         }
-    }
-}
-
-/// Returns the code of a read that was submitted, and waited for, with these results.
-#[inline(always)]
-pub(super) fn ended<L, E>(
-    (submitted, left): (Result<(), SubmitError>, Result<L, E>),
-    status: Option<Status>,
-) -> i32 {
-    match (submitted, status) {
-        (Err(why), _) => station::code_of_refusal(why),
-        (_, Some(status)) => i32::from(status.code()),
-        _ if left.is_ok() => code::TIMED_OUT,
-        _ => code::GONE,
-    }
-}
-
-/// The units of 16, 8 or 4 bytes that a thread copies. The units of all rows, in their order, are dealt to the threads
-/// of the block in turn. Neighbouring threads thus store neighbouring units, which leave the GPU as whole lines.
-#[derive(Clone, Copy)]
-pub(super) struct UnitSteps {
-    /// Row of the next unit; `unit` is the number of that unit in the row.
-    pub row: u32,
-    unit: u32,
-    /// Units of a row, and whole rows and units from one to the next.
-    units: u32,
-    rows: u32,
-    rest: u32,
-}
-
-impl UnitSteps {
-    /// Starts at the thread's first unit. The divisions are done here, while the reads have not begun.
-    #[inline(always)]
-    pub fn new(units: u32) -> Self {
-        // Never by zero: a row has at least one unit.
-        let split = |count: u32| {
-            let rows = count.checked_div(units).unwrap_or(u32::MAX);
-            (rows, count.wrapping_sub(rows.wrapping_mul(units)))
-        };
-        let ((row, unit), (rows, rest)) = (split(arch::thread()), split(arch::block_threads()));
-        Self {
-            row,
-            unit,
-            units,
-            rows,
-            rest,
-        }
-    }
-
-    /// Returns row and byte of the unit of `1 << shift` bytes, and advances to the thread's next one.
-    #[inline(always)]
-    pub fn next(&mut self, shift: u32) -> (u32, u64) {
-        let at = (self.row, u64::from(self.unit) << shift);
-        let unit = self.unit + self.rest;
-        let is_over = unit >= self.units;
-        self.unit = unit - if is_over { self.units } else { 0 };
-        self.row += self.rows + u32::from(is_over);
-        at
     }
 }

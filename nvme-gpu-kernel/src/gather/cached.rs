@@ -8,8 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::batched::{
-    BatchOrigin, BatchWork, LEAST_SHIFT, NOWHERE, UnitSteps, command, ended, in_slot, load_id,
-    row_of_thread,
+    BatchOrigin, BatchWork, LEAST_SHIFT, NOWHERE, command, in_slot, load_id, row_of_thread,
 };
 use super::failed::clear;
 use super::hits::HitCount;
@@ -20,7 +19,8 @@ use crate::arch;
 use crate::groups::{GpuThread, WholeBlock};
 use crate::row_cache::PinnedLine;
 use crate::rows::{BLOCK_THREADS, CachedBatched, RowBlocks, STATION_BYTES, code};
-use crate::station::{self, NO_STATION};
+use crate::station::{self, NO_STATION, ended};
+use crate::units::UnitSteps;
 #[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 use nvme_core::BatchEnds;
@@ -308,49 +308,34 @@ struct CopyRun<'w> {
 }
 
 impl CopyRun<'_> {
-    /// Copies each row that has a source to its line or to the output, in units of `1 << SHIFT` bytes. A thread has
-    /// eight loads in flight, whichever rows they belong to.
+    /// Copies each row that has a source to its line or to the output, in units of `1 << SHIFT` bytes.
     #[inline(always)]
     fn copy<const SHIFT: u32>(
         &self,
         work: &BatchWork<'_, '_, OneRange>,
         of: &CacheOf<'_>,
-        mut units: UnitSteps,
+        units: UnitSteps,
     ) {
         let rows = work.rows;
         let of_line = |line: u32| of.data + u64::from(line & !LINE) * u64::from(of.line_bytes);
-        while units.row < self.count {
-            let mut there = 0;
-            let mut next = |bit: u32| {
-                let (row, byte) = units.next(SHIFT);
-                let (mut source, mut target) = (NOWHERE, NOWHERE);
-                if row < self.count {
-                    source = self.words.get(SOURCES + row);
-                    target = self.words.get(TARGETS + row);
-                }
-                if source != NOWHERE {
-                    there |= bit;
-                }
-                let from = match source & LINE {
-                    0 => self.slots + u64::from(source),
-                    _ => of_line(source),
-                };
-                let to = match target {
-                    NOWHERE => rows.out + (self.first + u64::from(row)) * rows.out_stride,
-                    line => of_line(line),
-                };
-                (to + byte, from + byte)
+        let place = |row: u32, byte: u64| {
+            let (mut source, mut target) = (NOWHERE, NOWHERE);
+            if row < self.count {
+                source = self.words.get(SOURCES + row);
+                target = self.words.get(TARGETS + row);
+            }
+            let from = match source & LINE {
+                0 => self.slots + u64::from(source),
+                _ => of_line(source),
             };
-            // One variable each: an array would be placed on a stack, these stay in registers.
-            let ((t0, f0), (t1, f1)) = (next(1), next(2));
-            let ((t2, f2), (t3, f3)) = (next(4), next(8));
-            let ((t4, f4), (t5, f5)) = (next(16), next(32));
-            let ((t6, f6), (t7, f7)) = (next(64), next(128));
-            let to = [t0, t1, t2, t3, t4, t5, t6, t7];
-            let from = [f0, f1, f2, f3, f4, f5, f6, f7];
-            // SAFETY: a unit whose bit is set lies inside a row: in its slot or line, and in its line or the output.
-            unsafe { arch::copy_units::<SHIFT>(to, from, there) };
-        }
+            let to = match target {
+                NOWHERE => rows.out + (self.first + u64::from(row)) * rows.out_stride,
+                line => of_line(line),
+            };
+            (source != NOWHERE, to + byte, from + byte)
+        };
+        // SAFETY: a unit of a row with a source lies inside the row: in its slot or line, and in its line or the output.
+        unsafe { units.copy::<SHIFT>(self.count, place) };
     }
 }
 

@@ -5,12 +5,13 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::batched::{BatchWork, NOWHERE, UnitSteps, enter};
+use super::batched::{BatchWork, NOWHERE, enter};
 use super::halves::resume;
 use super::map::{OneRange, RowMap};
 use crate::arch;
 use crate::extents::MappedLaunch;
 use crate::rows::{Batched, GatherLaunch, HalvedGather, STATION_BYTES, failed_byte};
+use crate::units::UnitSteps;
 use crate::wide_batch::{BatchWidening, WidenedLaunch, plain_block};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_formats::{Format, WideFormat, value};

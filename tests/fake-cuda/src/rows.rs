@@ -9,14 +9,15 @@ use nvme_gpu_kernel::entries;
 use nvme_gpu_kernel::extents::MappedLaunch;
 use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
 use nvme_gpu_kernel::rows::{
-    Batched, CachedBatched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, HalvedGather,
-    ListedLaunch, RangesLaunch, SCATTER_ROWS, ScatterLaunch, StripedGather, WidenLaunch,
+    Batched, BatchedScatter, CachedBatched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch,
+    HalvedGather, ListedLaunch, RangesLaunch, SCATTER_ROWS, ScatterLaunch, StripedGather,
+    WidenLaunch,
 };
 use nvme_gpu_kernel::wide_batch::WidenedLaunch;
 use std::rc::Rc;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 30] = [
+pub const NAMES: [&std::ffi::CStr; 31] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
@@ -47,6 +48,7 @@ pub const NAMES: [&std::ffi::CStr; 30] = [
     c"nvme_gather_batched_wide_mapped",
     c"nvme_finish_batched_wide_mapped",
     c"nvme_gather_batched_cached",
+    c"nvme_scatter_batched",
 ];
 
 /// Blocks that run at a time.
@@ -123,6 +125,7 @@ launches! {
     end nvme_end_launch GatherLaunch;
     check nvme_check_rows CheckLaunch;
     write nvme_scatter ScatterLaunch;
+    write_batched nvme_scatter_batched BatchedScatter;
     claim nvme_claim_rows DistinctLaunch;
     list nvme_list_rows DistinctLaunch;
     gather_listed nvme_gather_listed DistinctLaunch;
@@ -137,8 +140,18 @@ launches! {
 
 /// A launch that writes rows.
 pub fn scatter(scatter: ScatterLaunch, blocks: u32, threads: u32) {
-    let rows = &scatter.gather;
+    assert_writable(&scatter.gather);
+    write(scatter, blocks, threads);
+}
+
+/// The same by queues that blocks own.
+pub fn scatter_batched(scatter: BatchedScatter, blocks: u32, threads: u32) {
+    assert_writable(&scatter.batched.gather);
+    write_batched(scatter, blocks, threads);
+}
+
+/// Asserts what the kernels that write rows rely on.
+fn assert_writable(rows: &GatherLaunch) {
     assert!(rows.ids == 0 || rows.count <= SCATTER_ROWS);
     assert_eq!(u64::from(rows.row_bytes) % (1 << rows.block_shift), 0);
-    write(scatter, blocks, threads);
 }

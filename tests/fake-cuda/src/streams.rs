@@ -15,8 +15,8 @@ use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::distinct::DistinctLaunch;
 use nvme_gpu_kernel::extents::MappedLaunch;
 use nvme_gpu_kernel::rows::{
-    Batched, CachedBatched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch, HalvedGather,
-    ListedLaunch, RangesLaunch, ScatterLaunch, StripedGather, WidenLaunch,
+    Batched, BatchedScatter, CachedBatched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch,
+    HalvedGather, ListedLaunch, RangesLaunch, ScatterLaunch, StripedGather, WidenLaunch,
 };
 use nvme_gpu_kernel::wide_batch::WidenedLaunch;
 use nvme_gpu_kernel::work::LaunchArguments;
@@ -526,6 +526,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: this kernel takes one `CachedBatched`.
             let cached = unsafe { **parameters.cast::<*const CachedBatched>() };
             Arc::new(move || rows::gather_batched_cached(cached, grid, block))
+        }
+        (None, name) if name == rows::NAMES[30] => {
+            // SAFETY: this kernel takes one `BatchedScatter`.
+            let rows = unsafe { **parameters.cast::<*const BatchedScatter>() };
+            Arc::new(move || rows::scatter_batched(rows, grid, block))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `GatherLaunch`.

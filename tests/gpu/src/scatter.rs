@@ -8,15 +8,69 @@ use crate::gather::{BYTES, Drive, Job, dice, fault_timeout, several_streams, tex
 use crate::hazards::{Graph, OwnStream, current};
 use crate::limits::{give_up, limit};
 use crate::report::{Outcome, Report};
-use nvme_gpu_kernel::rows::{SCATTER_ROWS, code};
+use nvme_gpu_kernel::rows::{SCATTER_ROWS, STATION_BYTES, code};
 use nvme_host::cuda::{DeviceMemory, PendingRows, RowFailures, RowTable};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 type Rows = Vec<Vec<u8>>;
 
-/// Queues of the GPU in [`Drive`]: the first ones.
-const QUEUES: u32 = 4;
+/// Scatters of one kind.
+#[derive(Clone, Copy)]
+struct ScatterKind {
+    name: &'static str,
+    /// First queue of the GPU in [`Drive`] that they use, and the number of queues.
+    queues: (u32, u32),
+    /// Rows of one of them.
+    rows: u64,
+    /// Rows of each of four streams.
+    of_stream: u64,
+}
+
+/// More rows than fit into the queues that blocks own.
+const SHARED: ScatterKind = ScatterKind {
+    name: "",
+    queues: (1, 4),
+    rows: 600,
+    of_stream: 512,
+};
+/// Rows that fit into the two owned queues of a [`Drive`], of 127 commands each.
+const OWNED: ScatterKind = ScatterKind {
+    name: "owned/",
+    queues: (5, 2),
+    rows: 200,
+    of_stream: 90,
+};
+
+impl ScatterKind {
+    /// Returns a fault on the writes of each of the queues.
+    fn on_all_queues(self, fault: &str) -> String {
+        let (first, count) = self.queues;
+        let each = (first..first + count).map(|qid| fault.replace("QID", &qid.to_string()));
+        each.collect::<Vec<_>>().join("&fault=")
+    }
+
+    /// Runs `work` with a drive; fails unless all of its scatters are of this kind.
+    fn check(
+        self,
+        drive: &mut Drive,
+        work: impl FnOnce(&mut Drive) -> Outcome<String>,
+    ) -> Outcome<String> {
+        let counts = |drive: &Drive| {
+            let stats = drive.store().stats();
+            [stats.shared_scatters, stats.owned_scatters]
+        };
+        let before = counts(drive);
+        let done = work(drive)?;
+        let after = counts(drive);
+        let of_kind = usize::from(self.queues == OWNED.queues);
+        let other = 1 - of_kind;
+        match after[of_kind] > before[of_kind] && after[other] == before[other] {
+            true => Ok(done),
+            false => Err(format!("shared and owned scatters: {before:?}, {after:?}")),
+        }
+    }
+}
 
 pub fn all(report: &mut Report, bench: &Bench) {
     for block in [512, 4096] {
@@ -27,29 +81,35 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("scatter/who-writes", |_| who_writes(bench));
     report.test("scatter/launches", |_| launches(bench));
     report.test("scatter/bytes", |_| bytes(bench));
-    report.test("scatter/streams", |_| streams(bench));
     report.test("scatter/cache", |_| cached(bench));
     report.test("scatter/fault/runs", |_| runs(bench));
-    report.test("scatter/fault/over-and-over", |_| outages(bench));
-    for (name, fault) in [
-        ("status", "status:0x281"),
-        ("dropped", "drop"),
-        ("late", "delay:LATE"),
-        ("wrong-cid", "wrongcid:0xfff"),
-        ("dead-cfs", "cfs"),
-        ("all-ones", "allones"),
-    ] {
-        report.test(&format!("scatter/fault/{name}"), |_| {
-            faults(bench, name, fault)
+    for kind in [SHARED, OWNED] {
+        let name = |test: &str| format!("scatter/{}{test}", kind.name);
+        report.test(&name("streams"), |_| streams(bench, kind));
+        report.test(&name("fault/over-and-over"), |_| outages(bench, kind));
+        for (fault_name, fault) in FAULTS {
+            report.test(&name(&format!("fault/{fault_name}")), |_| {
+                faults(bench, kind, (fault_name, fault))
+            });
+        }
+        report.case(&name("graph/replay"), |options| {
+            let rounds = (options.commands / 1000).clamp(3, 200);
+            replay(bench, kind, rounds).into()
+        });
+        report.case(&name("graph/outlives-its-store"), |_| {
+            outlives(bench, kind).into()
         });
     }
-    report.case("scatter/graph/replay", |options| {
-        replay(bench, (options.commands / 1000).clamp(3, 200)).into()
-    });
-    report.case("scatter/graph/outlives-its-store", |_| {
-        outlives(bench).into()
-    });
 }
+
+const FAULTS: [(&str, &str); 6] = [
+    ("status", "status:0x281"),
+    ("dropped", "drop"),
+    ("late", "delay:LATE"),
+    ("wrong-cid", "wrongcid:0xfff"),
+    ("dead-cfs", "cfs"),
+    ("all-ones", "allones"),
+];
 
 /// A scatter, and the bytes of its rows.
 struct Written {
@@ -187,7 +247,7 @@ fn mixed_ids(rows: u64, count: usize, throw: &mut impl FnMut(u64) -> u64) -> Vec
 fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
     let mut drive = Drive::new(bench, block, "", limit())?;
     let mut throw = dice(u64::from(block) + 1);
-    let mut written = 0;
+    let (mut written, mut owned) = (0, 0);
     for (blocks, first_block, pad) in [
         (1, 0, 0),
         (1, 3, 16),
@@ -204,9 +264,20 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
             scatter_and_gather(&mut drive, &one)
                 .map_err(|why| format!("{table:?}, {count} rows, {pad} bytes between: {why}"))?;
             written += count;
+            // Rows in units of 4 bytes, as many as slots and owned queues have room for.
+            let of_station = (STATION_BYTES / u64::from(table.row_bytes)).min(127);
+            owned += u64::from(pad != 1 && count as u64 <= 2 * of_station);
         }
     }
-    Ok(format!("{written} rows compared"))
+    let stats = drive.store().stats();
+    match (stats.owned_scatters, stats.shared_scatters) {
+        (of_blocks, shared) if of_blocks == owned && shared == 24 - owned => Ok(format!(
+            "{written} rows compared, {owned} times by owned queues"
+        )),
+        other => Err(format!(
+            "owned and shared scatters: {other:?}, not {owned} owned"
+        )),
+    }
 }
 
 /// The CPU's queues carry no rows of whole blocks, and all others.
@@ -319,16 +390,16 @@ fn unlike_ids(first: u64, count: u64, throw: &mut impl FnMut(u64) -> u64) -> Vec
     ids
 }
 
-/// Launches a scatter on each stream at once, each to its own rows, and returns their results.
+/// Launches a scatter of so many rows on each stream at once, each to its own rows, and returns their results.
 fn round_of(
     drive: &Drive,
-    streams: &[OwnStream],
+    (streams, rows): (&[OwnStream], u64),
     throw: &mut impl FnMut(u64) -> u64,
 ) -> Outcome<Vec<(Written, Vec<i32>)>> {
     let table = drive.table(0, 4096);
     let share = table.rows / streams.len() as u64;
     let make = |of: usize| {
-        let ids = unlike_ids(of as u64 * share, share, throw);
+        let ids = unlike_ids(of as u64 * share, rows, throw);
         Written::new(drive, table, ids, (true, 0), throw)
     };
     let all: Vec<Written> = (0..streams.len()).map(make).collect::<Outcome<_>>()?;
@@ -355,19 +426,21 @@ fn own_streams(drive: &Drive, count: usize) -> Outcome<Vec<OwnStream>> {
     (0..count).map(|_| OwnStream::new()).collect()
 }
 
-fn streams(bench: &Bench) -> Outcome<String> {
+fn streams(bench: &Bench, kind: ScatterKind) -> Outcome<String> {
     let mut drive = Drive::new(bench, 4096, "", limit())?;
     let mut throw = dice(78);
     let streams = own_streams(&drive, 4)?;
-    let mut rows = 0;
-    for _ in 0..10 {
-        let round = round_of(&drive, &streams, &mut throw)?;
-        rows += round.iter().map(|(_, codes)| codes.len()).sum::<usize>();
-        if settle_round(&mut drive, &round)? != 0 {
-            return Err("rows failed".to_owned());
+    kind.check(&mut drive, |drive| {
+        let mut rows = 0;
+        for _ in 0..10 {
+            let round = round_of(drive, (&streams, kind.of_stream), &mut throw)?;
+            rows += round.iter().map(|(_, codes)| codes.len()).sum::<usize>();
+            if settle_round(drive, &round)? != 0 {
+                return Err("rows failed".to_owned());
+            }
         }
-    }
-    Ok(format!("{rows} rows over 4 streams"))
+        Ok(format!("{rows} rows over 4 streams"))
+    })
 }
 
 /// Gathers through a cache see each scatter before them, from several streams and in the same one.
@@ -394,15 +467,9 @@ fn cached(bench: &Bench) -> Outcome<String> {
     Ok("20 scatters, each seen".to_owned())
 }
 
-/// Returns a fault on the writes of each queue of the GPU.
-fn on_all_queues(fault: &str) -> String {
-    let each = (1..=QUEUES).map(|qid| fault.replace("QID", &qid.to_string()));
-    each.collect::<Vec<_>>().join("&fault=")
-}
-
 /// Some commands for several rows fail: a row fails for itself, and keeps its old bytes then.
 fn runs(bench: &Bench) -> Outcome<String> {
-    let fault = on_all_queues("status:0x281@op=write,qid=QID,every=3");
+    let fault = SHARED.on_all_queues("status:0x281@op=write,qid=QID,every=3");
     let mut drive = Drive::new(bench, 4096, &fault, limit())?;
     let mut throw = dice(33);
     let table = drive.table(0, 4096);
@@ -437,40 +504,47 @@ fn runs(bench: &Bench) -> Outcome<String> {
 }
 
 /// Writes are lost repeatedly: no row is wrong, and no I/O context is lost.
-fn outages(bench: &Bench) -> Outcome<String> {
+fn outages(bench: &Bench, kind: ScatterKind) -> Outcome<String> {
     let timeout = Duration::from_millis(60) * bench.patience as u32;
-    let fault = on_all_queues("drop@op=write,qid=QID,every=900");
-    let mut drive = Drive::new(bench, 4096, &fault, timeout)?;
+    let every = 7 * kind.of_stream / 4;
+    let fault = format!("drop@op=write,qid=QID,every={every}");
+    let mut drive = Drive::new(bench, 4096, &kind.on_all_queues(&fault), timeout)?;
     let mut throw = dice(22);
     let streams = own_streams(&drive, 4)?;
-    let (mut failed, mut rows) = (0, 0);
-    for _ in 0..12 {
-        let round = round_of(&drive, &streams, &mut throw)?;
-        rows += round.iter().map(|(_, codes)| codes.len()).sum::<usize>();
-        failed += settle_round(&mut drive, &round)?;
-    }
-    match failed {
-        0 => Err("no row failed".to_owned()),
-        all if all == rows => Err("every row failed".to_owned()),
-        _ => Ok(format!("{failed} of {rows} rows failed, none is wrong")),
-    }
+    kind.check(&mut drive, |drive| {
+        let (mut failed, mut rows) = (0, 0);
+        for _ in 0..12 {
+            let round = round_of(drive, (&streams, kind.of_stream), &mut throw)?;
+            rows += round.iter().map(|(_, codes)| codes.len()).sum::<usize>();
+            failed += settle_round(drive, &round)?;
+        }
+        match failed {
+            0 => Err("no row failed".to_owned()),
+            all if all == rows => Err("every row failed".to_owned()),
+            _ => Ok(format!("{failed} of {rows} rows failed, none is wrong")),
+        }
+    })
 }
 
 /// Rows whose writes fail report it, and later scatters work if the controller comes back.
-fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
+fn faults(bench: &Bench, kind: ScatterKind, (name, fault): (&str, &str)) -> Outcome<String> {
     let timeout = fault_timeout(bench, fault);
     let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
-    let fault = format!("{fault}@op=write,qid=1,nth=7");
+    let fault = format!("{fault}@op=write,qid={},nth=7", kind.queues.0);
     let mut drive = Drive::new(bench, 4096, &fault, timeout)?;
+    kind.check(&mut drive, |drive| faulty(drive, kind, name))
+}
+
+fn faulty(drive: &mut Drive, kind: ScatterKind, name: &str) -> Outcome<String> {
     let table = drive.table(0, 4096);
     let mut throw = dice(6);
     let mut next = |drive: &Drive| {
-        let ids: Vec<i64> = (0..600).map(|_| throw(table.rows) as i64).collect();
+        let ids: Vec<i64> = (0..kind.rows).map(|_| throw(table.rows) as i64).collect();
         let one = Written::new(drive, table, ids, (true, 0), &mut throw)?;
         let codes = one.wait(&one.job.scatter(drive)?)?;
         Ok::<_, String>((one, codes))
     };
-    let (one, codes) = next(&drive)?;
+    let (one, codes) = next(drive)?;
     let failed = codes.iter().filter(|code| **code != code::OK).count();
     if failed == 0 {
         return Err("no row failed".to_owned());
@@ -480,11 +554,11 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
         return Err(format!("{failed} rows failed: {codes:?}"));
     }
     if name != "all-ones" {
-        settle(&mut drive, &[(&one, &codes)])?;
+        settle(drive, &[(&one, &codes)])?;
     }
     let begin = Instant::now();
     loop {
-        let (one, codes) = next(&drive)?;
+        let (one, codes) = next(drive)?;
         if name == "all-ones" {
             let gone = codes.iter().all(|code| *code == code::GONE);
             if gone && begin.elapsed() > Duration::from_secs(3) {
@@ -492,7 +566,7 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
                     "{failed} rows failed, and all of a controller that is gone"
                 ));
             }
-        } else if settle(&mut drive, &[(&one, &codes)])? == 0 {
+        } else if settle(drive, &[(&one, &codes)])? == 0 {
             return Ok(format!("{failed} rows failed, then none"));
         }
         if begin.elapsed() > limit() {
@@ -506,21 +580,25 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
 }
 
 /// A scatter in a graph, replayed with other ids and rows.
-fn replay(bench: &Bench, rounds: u64) -> Outcome<String> {
+fn replay(bench: &Bench, kind: ScatterKind, rounds: u64) -> Outcome<String> {
     let mut drive = Drive::new(bench, 4096, "", limit())?;
     current(&drive)?;
+    kind.check(&mut drive, |drive| replay_of(drive, kind, rounds))
+}
+
+fn replay_of(drive: &mut Drive, kind: ScatterKind, rounds: u64) -> Outcome<String> {
     let table = drive.table(0, 4096);
     let mut throw = dice(4);
-    let ids = mixed_ids(table.rows, 1024, &mut throw);
-    let mut one = Written::new(&drive, table, ids, (true, 0), &mut throw)?;
+    let ids = mixed_ids(table.rows, kind.rows as usize, &mut throw);
+    let mut one = Written::new(drive, table, ids, (true, 0), &mut throw)?;
     let stream = OwnStream::new()?;
-    let (graph, pending) = Graph::of(&stream, |stream| one.job.scatter_on(&drive, stream))?;
+    let (graph, pending) = Graph::of(&stream, |stream| one.job.scatter_on(drive, stream))?;
     if !pending.is_captured() || pending.is_done() {
         return Err("the scatter ran while it was captured".to_owned());
     }
     for round in 0..rounds {
         one.job
-            .replace_ids(mixed_ids(table.rows, 1024, &mut throw))?;
+            .replace_ids(mixed_ids(table.rows, kind.rows as usize, &mut throw))?;
         one.rows = one.job.fill(&mut throw)?;
         let begin = Instant::now();
         graph.launch(&stream)?;
@@ -530,21 +608,22 @@ fn replay(bench: &Bench, rounds: u64) -> Outcome<String> {
             }
         }
         let codes = one.codes(pending.last().failures)?;
-        match settle(&mut drive, &[(&one, &codes)]) {
+        match settle(drive, &[(&one, &codes)]) {
             Ok(0) => {}
             other => return Err(format!("replay {round}: {other:?}")),
         }
     }
-    Ok(format!("{rounds} replays of 1,024 rows"))
+    Ok(format!("{rounds} replays of {} rows", kind.rows))
 }
 
 /// A graph is launched after its store was closed: each row reports it.
-fn outlives(bench: &Bench) -> Outcome<String> {
+fn outlives(bench: &Bench, kind: ScatterKind) -> Outcome<String> {
     let mut drive = Drive::new(bench, 4096, "", limit())?;
     current(&drive)?;
     let table = drive.table(0, 4096);
     let mut throw = dice(14);
-    let one = Written::new(&drive, table, (0..300).collect(), (true, 0), &mut throw)?;
+    let ids = (0..kind.rows as i64).collect();
+    let one = Written::new(&drive, table, ids, (true, 0), &mut throw)?;
     let stream = OwnStream::new()?;
     let (graph, pending) = Graph::of(&stream, |stream| one.job.scatter_on(&drive, stream))?;
     graph.launch(&stream)?;
@@ -558,7 +637,7 @@ fn outlives(bench: &Bench) -> Outcome<String> {
     stream.synchronize()?;
     let codes = one.codes(pending.last().failures)?;
     match codes.iter().all(|code| *code == code::GONE) && pending.ended() == 2 {
-        true => Ok("300 rows are GONE".to_owned()),
+        true => Ok(format!("{} rows are GONE", kind.rows)),
         false => Err(format!("{codes:?}")),
     }
 }

@@ -120,7 +120,7 @@ fn rows_are_well() {
         "ranges/",
         "graphs/",
     ];
-    all_pass("rows", 105, &chosen);
+    all_pass("rows", 115, &chosen);
 }
 
 #[test]

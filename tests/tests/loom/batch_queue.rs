@@ -204,3 +204,51 @@ fn members_read_ends_and_data_of_each_other() {
         },
     );
 }
+
+/// Stages the data of the other member's command, then submits a command of its own.
+fn stage_and_submit(batch: &Batch, member: Team) {
+    let (rank, ends) = (member.rank(), BatchEnds(&batch.words));
+    batch.moved[1 - rank as usize].store(1, Order::Relaxed, Scope::Sys);
+    let mut queue = BatchQueue::take(member, batch.rig.memory(), batch.rig.state());
+    let command = || command(rank, 0).wanting_dw0(false);
+    queue.submit(ends, true, command).unwrap();
+    assert_eq!(queue.finish(ends, &Looks::default(), u64::MAX), Ok(0));
+    assert_eq!(ends.status(rank), Some(Status::SUCCESS));
+}
+
+#[test]
+fn the_controller_finds_data_that_any_member_staged() {
+    check(
+        "a controller that fetches a command finds its data, which another member of the group has staged",
+        Bound::Preemptions(0),
+        || {
+            let batch = Arc::new(Batch {
+                rig: Rig::new(4, 3, 0, 0),
+                words: [0, 0].map(AtomicU32::new),
+                moved: [0, 0].map(AtomicU32::new),
+            });
+            let controlled = batch.clone();
+            let device = thread::spawn(move || {
+                let mut hand = Hand::new(&controlled.rig);
+                for _ in 0..2 {
+                    let sqe = loop {
+                        match hand.fetch() {
+                            Some(sqe) => break sqe,
+                            None => spin(),
+                        }
+                    };
+                    let staged = &controlled.moved[sqe.cdw10 as usize];
+                    assert_eq!(staged.load(Order::Relaxed, Scope::Sys), 1);
+                    hand.complete(sqe.cid(), Status::SUCCESS, 0);
+                }
+            });
+            let mut members = Team::of(2).into_iter();
+            let (first, second) = (members.next().unwrap(), members.next().unwrap());
+            let other = batch.clone();
+            let other = thread::spawn(move || stage_and_submit(&other, second));
+            stage_and_submit(&batch, first);
+            other.join().unwrap();
+            device.join().unwrap();
+        },
+    );
+}

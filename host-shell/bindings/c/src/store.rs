@@ -152,6 +152,10 @@ pub struct StoreStatistics {
     pub cache_asked: u64,
     /// Number of these rows that were in the cache, and not read from the drive.
     pub cache_hits: u64,
+    /// Launches that write one drive's rows, by a GPU or captured in a graph, whose blocks own their queues.
+    pub owned_scatters: u64,
+    /// Launches that write one drive's rows, by a GPU or captured in a graph, whose blocks share their queues.
+    pub shared_scatters: u64,
 }
 
 // SAFETY: integers, the size first.
@@ -478,6 +482,8 @@ pub unsafe extern "C" fn nvme_gpu_stats(
             latency_us: stats.latency_us,
             cache_asked: stats.cache_asked,
             cache_hits: stats.cache_hits,
+            owned_scatters: stats.owned_scatters,
+            shared_scatters: stats.shared_scatters,
         };
         // SAFETY: as the header says.
         unsafe { give(statistics, &known) }

@@ -1,4 +1,5 @@
-//! Gathers of few rows: each block reads by a queue that it owns (docs/adr/0028), and may convert the rows.
+//! Gathers and scatters of few rows: each block reads or writes by a queue that it owns (docs/adr/0028); a gather may
+//! convert the rows.
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
@@ -31,7 +32,7 @@ pub(super) const LEAST_SHIFT: u32 = 2;
 /// Number of loads that a thread has in flight while it copies, if there are enough threads.
 const THREAD_UNITS: u64 = 4;
 
-/// Blocks and threads of a launch of `nvme_gather_batched`.
+/// Blocks and threads of a launch of `nvme_gather_batched` or `nvme_scatter_batched`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OwnedShape {
     pub blocks: u32,
@@ -40,7 +41,7 @@ pub(super) struct OwnedShape {
 }
 
 impl GpuRows {
-    /// Returns the launch that gathers the same rows by queues that its blocks own, and its shape. Returns `None`
+    /// Returns the launch that gathers or writes the same rows by queues that its blocks own, and its shape. Returns `None`
     /// without such queues, for more bytes than their limit, for more rows than fit into them, and for rows that are
     /// not in units of 4 bytes; for a table in several ranges, also if a row's parts are not whole blocks.
     pub(super) fn batched(

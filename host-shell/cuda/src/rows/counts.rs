@@ -11,6 +11,10 @@ pub struct RowCounts {
     pub owned: u64,
     /// Gathers that were launched or captured, whose blocks share their queues.
     pub shared: u64,
+    /// Launches of scatters, captured ones too, whose blocks own their queues.
+    pub owned_scatters: u64,
+    /// Launches of scatters, captured ones too, whose blocks share their queues.
+    pub shared_scatters: u64,
     /// Gathers in halves that were launched or captured.
     pub begun: u64,
     /// Rows of those that second launches had to read.

@@ -43,6 +43,8 @@ pub(super) struct RowKernels {
     /// Kernel that ends a launch number, behind kernels that report nothing to the host.
     pub end_launch: KernelFunction,
     pub scatter: KernelFunction,
+    /// Kernel of scatters by queues that blocks own.
+    pub scatter_batched: KernelFunction,
     /// Size of the last launch of any of them.
     last: Arc<LastLaunch>,
 }
@@ -73,6 +75,7 @@ impl RowKernels {
             end_launch: gathers.function("nvme_end_launch")?,
             widen_blocks: gpu.multiprocessors()? * WIDEN_BLOCKS,
             scatter: scatters.function("nvme_scatter")?,
+            scatter_batched: scatters.function("nvme_scatter_batched")?,
             last: Arc::clone(last),
             gathers,
             _scatters: scatters,

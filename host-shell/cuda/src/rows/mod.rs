@@ -9,7 +9,7 @@
 //! - [`RowTable`]: location and size of rows.
 //! - [`PendingRows`]: a gather in progress.
 //! - `streamed`: rows that the caller's kernel consumes while it reads them.
-//! - `batched`: gathers of few rows, by queues that blocks own (docs/adr/0028). `halves`: the same as two launches, with
+//! - `batched`: gathers and scatters of few rows, by queues that blocks own (docs/adr/0028). `halves`: the same as two launches, with
 //!   other work between them (docs/adr/0029).
 //! - `distinct`: gathers of many rows that read each distinct one once.
 //! - `ranges`: reads of any length, many in one launch. `scatter`: rows that the GPU writes.
@@ -96,7 +96,7 @@ pub struct RowsOptions {
     /// Queue pairs in addition to `queues`, for launches of few rows: each belongs to a station, so that there are at
     /// most as many. A controller may grant fewer; without any, such launches use the shared queues.
     pub owned: u32,
-    /// Largest number of bytes, of all rows, of such a launch: larger gathers reach the link's rate by the shared
+    /// Largest number of bytes, of all rows, of such a launch: larger ones reach the link's rate by the shared
     /// queues, whose warps copy while others read.
     pub owned_bytes: u64,
 }
@@ -132,7 +132,7 @@ pub struct GpuRows {
     lent: Option<LentQueues>,
     /// Number of the last queues of `lent`: each belongs to a station.
     owned: u32,
-    /// Largest number of bytes of a gather by these queues.
+    /// Largest number of bytes of a launch by these queues.
     owned_bytes: u64,
     /// Limit of the commands of a block: room in such a queue, and threads of a block.
     most_of_block: u32,

@@ -6,7 +6,8 @@
 use super::{GpuRows, LaunchSequence, PendingRows, RowDirection, RowRequest, RowTable};
 use nvme_core::spec::nvm;
 use nvme_driver::error::Result;
-use nvme_gpu_kernel::rows::{SCATTER_ROWS, ScatterLaunch};
+use nvme_gpu_kernel::rows::{Batched, BatchedScatter, SCATTER_ROWS, ScatterLaunch};
+use std::sync::atomic::Ordering;
 
 /// Limit of the launches of one scatter: each occupies a launch number until it has ended.
 const MOST_LAUNCHES: u64 = 256;
@@ -55,11 +56,29 @@ impl GpuRows {
                 let part = part(request, first, most);
                 let launch = self.launch(table, &part).ok_or_else(super::closed)?;
                 let slot = (slot.moving(part.count, part.count * row_bytes), None);
+                let batched = self.batched(&launch, None);
+                let count = match batched {
+                    Some(_) => &self.state.counts.owned_scatters,
+                    None => &self.state.counts.shared_scatters,
+                };
+                count.fetch_add(1, Ordering::Relaxed);
                 let next = self.start(launch, slot, stream, |kernels, gather, blocks| {
-                    let scatter = ScatterLaunch { gather, written };
-                    // SAFETY: the kernel takes one `ScatterLaunch`; the caller vouches for the request's addresses, the
+                    // SAFETY: each kernel takes one such structure; the caller vouches for the request's addresses, the
                     // others are ours until the gate is shut for good and nothing is inside.
-                    unsafe { kernels.launch(stream, kernels.scatter, blocks, &scatter) }
+                    unsafe {
+                        match batched {
+                            Some((batched, shape)) => {
+                                let batched = Batched { gather, ..batched };
+                                let scatter = BatchedScatter { batched, written };
+                                let size = (shape.blocks, shape.threads);
+                                kernels.launch_of(stream, kernels.scatter_batched, size, &scatter)
+                            }
+                            None => {
+                                let scatter = ScatterLaunch { gather, written };
+                                kernels.launch(stream, kernels.scatter, blocks, &scatter)
+                            }
+                        }
+                    }
                 })?;
                 sequence.add(next, first);
             }

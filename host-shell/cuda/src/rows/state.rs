@@ -39,6 +39,8 @@ pub(super) type CountReport = Box<dyn FnMut(&RowCounts) + Send>;
 pub(super) struct GatherCounts {
     pub owned: AtomicU64,
     pub shared: AtomicU64,
+    pub owned_scatters: AtomicU64,
+    pub shared_scatters: AtomicU64,
     /// Number of gathers in halves whose first launch may take such queues.
     pub begun: AtomicU64,
     /// Time that threads waited for launches, in nanoseconds.
@@ -177,6 +179,8 @@ impl RowsState {
             cache_hits: board.cache_hits(),
             owned: load(&counts.owned),
             shared: load(&counts.shared),
+            owned_scatters: load(&counts.owned_scatters),
+            shared_scatters: load(&counts.shared_scatters),
             begun: load(&counts.begun),
             late_rows: board.late_rows(),
             failed_rows: board.failed_rows(),

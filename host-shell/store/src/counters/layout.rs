@@ -138,6 +138,10 @@ counters! {
     cache_asked, CacheAsked, Total;
     /// Number of these rows that were in the cache, and not read from the drive.
     cache_hits, CacheHits, Total;
+    /// Launches that write one drive's rows, by a GPU or captured in a graph, whose blocks own their queues.
+    owned_scatters, OwnedScatters, Total;
+    /// Launches that write one drive's rows, by a GPU or captured in a graph, whose blocks share their queues.
+    shared_scatters, SharedScatters, Total;
 }
 
 const _: () = assert!(AT_COUNTERS + StoreStats::COUNTERS.len() <= AT_LATENCIES);

@@ -154,7 +154,7 @@ impl World<'_> {
         let queue = &self.drive.queues[0];
         let now_ns = self.drive.now_ns;
         let Some(write) = self.writer.write.take() else {
-            let writes = |index: &usize| self.launches[*index].work == Work::Scatter;
+            let writes = |index: &usize| self.launches[*index].work.is_write();
             let may = matches!(self.host, Host::Watches)
                 && !self.writer.has_lost
                 && !self.gate.has_trouble()

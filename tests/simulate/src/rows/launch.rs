@@ -11,11 +11,13 @@ use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_gpu_kernel::entries::{
     nvme_begin_batched, nvme_finish_batched, nvme_gather, nvme_gather_batched,
     nvme_gather_batched_cached, nvme_gather_cached, nvme_read_listed, nvme_scatter,
+    nvme_scatter_batched,
 };
 use nvme_gpu_kernel::lanes::{HostGrid, LaunchTurn, RunningLaunch as Lanes};
 use nvme_gpu_kernel::rows::{
-    BLOCK_THREADS, Batched, CachedBatched, CachedGather, GatherLaunch, LaunchProgress,
-    LaunchSummary, ListHead, ListedLaunch, RangeTarget, RowBlocks, ScatterLaunch, code,
+    BLOCK_THREADS, Batched, BatchedScatter, CachedBatched, CachedGather, GatherLaunch,
+    LaunchProgress, LaunchSummary, ListHead, ListedLaunch, RangeTarget, RowBlocks, ScatterLaunch,
+    code,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -33,6 +35,8 @@ pub(super) enum Work {
     Cached,
     Listed,
     Scatter,
+    /// A scatter by the queue that one station owns.
+    BatchedScatter,
     /// A gather by the queue that one station owns.
     Batched,
     /// The same through the cache.
@@ -40,6 +44,12 @@ pub(super) enum Work {
     /// The two halves of such a gather.
     Begin,
     Finish,
+}
+
+impl Work {
+    pub fn is_write(self) -> bool {
+        matches!(self, Self::Scatter | Self::BatchedScatter)
+    }
 }
 
 /// A launch under way, or one that has ended.
@@ -178,7 +188,7 @@ impl World<'_> {
             is_overwritten: matches!(work, Work::Cached | Work::BatchedCached)
                 && self.others.below(4) == 0,
         };
-        if work == Work::Scatter {
+        if work.is_write() {
             self.fill(&mut launch);
         }
         let at = self.drive.memory.address(out);
@@ -217,7 +227,7 @@ impl World<'_> {
     /// Returns the table of a launch; pieces of ranges are rows, too.
     fn rows_of(&self, work: Work) -> GatherLaunch {
         match work {
-            Work::Scatter => self.whole,
+            Work::Scatter | Work::BatchedScatter => self.whole,
             Work::Gather
             | Work::Cached
             | Work::Batched
@@ -235,9 +245,11 @@ impl World<'_> {
     fn start(&mut self, mut launch: Launch, blocks: u32) {
         let threads = match launch.work {
             // As many as its rows need, and two warps at least.
-            Work::Batched | Work::BatchedCached | Work::Begin | Work::Finish => {
-                (launch.ids.len() as u32).next_multiple_of(32).max(64)
-            }
+            Work::Batched
+            | Work::BatchedCached
+            | Work::BatchedScatter
+            | Work::Begin
+            | Work::Finish => (launch.ids.len() as u32).next_multiple_of(32).max(64),
             _ => BLOCK_THREADS,
         };
         let grid = HostGrid {
@@ -250,7 +262,11 @@ impl World<'_> {
         launch.lanes = Some(match launch.work {
             // SAFETY: the addresses lead to memory of the world and of the launch, and the lanes end before either.
             Work::Gather => Lanes::new(grid, move || unsafe { nvme_gather(gather) }),
-            Work::Batched | Work::BatchedCached | Work::Begin | Work::Finish => {
+            Work::Batched
+            | Work::BatchedCached
+            | Work::BatchedScatter
+            | Work::Begin
+            | Work::Finish => {
                 let batched = Batched {
                     gather,
                     owned: self.owned,
@@ -268,6 +284,12 @@ impl World<'_> {
                         // SAFETY: as above.
                         unsafe { nvme_finish_batched(halved) }
                     }),
+                    Work::BatchedScatter => {
+                        let written = cache.written_by_gpu;
+                        let scatter = BatchedScatter { batched, written };
+                        // SAFETY: as above.
+                        Lanes::new(grid, move || unsafe { nvme_scatter_batched(scatter) })
+                    }
                     Work::BatchedCached => Lanes::new(grid, move || {
                         // SAFETY: as above.
                         unsafe { nvme_gather_batched_cached(CachedBatched { batched, cache }) }
@@ -404,7 +426,7 @@ impl World<'_> {
         let lost = lost.filter(|code| *code == code::TIMED_OUT).count();
         self.counts.lost += lost as u64;
         let outcome = match launch.work {
-            Work::Scatter => self.judge_writes(index),
+            Work::Scatter | Work::BatchedScatter => self.judge_writes(index),
             Work::Listed => self.judge_pieces(index),
             _ => self.judge_rows(index),
         };

@@ -462,7 +462,7 @@ impl World<'_> {
         if self.launches.len() >= LAUNCHES || under_way.len() >= AT_ONCE {
             return;
         }
-        let writes = |index: &usize| self.launches[*index].work == Work::Scatter;
+        let writes = |index: &usize| self.launches[*index].work.is_write();
         let may_write = self.writer.is_idle() && !under_way.iter().any(writes);
         let work = match self.rng.below(8) {
             0..3 => Work::Cached,
@@ -493,6 +493,9 @@ impl World<'_> {
         match work {
             Work::Cached if fits && self.owned.queue_count == 1 && self.others.below(2) == 0 => {
                 self.launch(Work::BatchedCached, ids, 1);
+            }
+            Work::Scatter if fits && self.owned.queue_count == 1 && self.others.below(2) == 0 => {
+                self.launch(Work::BatchedScatter, ids, 1);
             }
             Work::Gather | Work::Cached if fits && self.owned.queue_count == 1 => {
                 self.draw_owned(ids);

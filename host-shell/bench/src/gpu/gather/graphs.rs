@@ -49,12 +49,17 @@ impl GatherFixture {
             true => (self.halves(case, rows, &room)?, Some(self.work(&room)?)),
             false => (None, None),
         };
-        let (mut ours, mut bound) = (Vec::new(), Vec::new());
+        let write_back = self.write_back(case, rows)?;
+        let (mut ours, mut bound, mut written) = (Vec::new(), Vec::new(), Vec::new());
         let (mut about, mut alone) = (Vec::new(), Vec::new());
         case.out.zero()?;
         let replays = (case.count / ROWS_A_REPLAY).clamp(FEWEST, REPLAYS);
         for _ in 0..replays * self.job.cases.runs as u64 {
             ours.push(self.replay(&whole.0, Some(&whole.1))?);
+            // Between the two the output has the drive's rows, so that they are written as they were.
+            if let Some((graph, pending)) = &write_back {
+                written.push(self.replay(graph, Some(pending))?);
+            }
             bound.push(self.replay(&copies, None)?);
             if let (Some(halves), Some(work)) = (&halves, &work) {
                 about.push(self.replay(&halves.0, Some(&halves.1))?);
@@ -72,6 +77,9 @@ impl GatherFixture {
         Ok(json!({
             "rows": rows,
             "us_p50": median(&ours), "us_p99": late(&ours), "bare_us_p50": median(&bound),
+            "scatter": write_back.is_some().then(|| json!({
+                "us_p50": median(&written), "us_p99": late(&written),
+            })),
             "halves": halves.is_some().then(|| json!({
                 "us_p50": median(&about), "us_p99": late(&about), "copy_us_p50": median(&alone),
                 "over_copy_us": median(&about) - median(&alone),
@@ -86,6 +94,19 @@ impl GatherFixture {
             // SAFETY: the memory is our own and outlives the graph: its launches are waited for.
             unsafe { self.drives.gather(&case.table, &request, None, stream) }
         })
+    }
+
+    /// Captures a scatter of the rows that [`whole`](Self::whole) gathers; `None` if the GPU does not write them.
+    fn write_back(&self, case: &GatherCase, rows: u64) -> Result<Option<(CudaGraph, PendingRows)>> {
+        let (drive, request) = (&self.drives.first, self.request(case, rows));
+        if self.drives.striped.is_some() || !drive.writes(&case.table, &request) {
+            return Ok(None);
+        }
+        let captured = CudaGraph::capture(&self.stream, |stream| {
+            // SAFETY: the memory is our own and outlives the graph: its launches are waited for.
+            unsafe { drive.scatter(&case.table, &request, stream) }
+        });
+        captured.map(Some)
     }
 
     /// Captures both halves of the same gather, and a copy between them; `None` if no queue can be held for it.
