@@ -74,8 +74,8 @@ pub use nvme_driver::{
     Controller, ControllerConfig, ControllerNotice, Device, DeviceEvent, DmaBuffer, DmaPages,
     DoorbellMap, DriverQueue, Error, Namespace, NoticeListener, PageError, PeerMemory, ProcessMark,
     QueueCompletion, QueueRefusal, QueueStatistics, RejectedSubmission, Result, RingLocation,
-    RingMemory, RingPiece, SubmissionBatch, exit, log, open, open_reading, outage, passthru, pci,
-    relay, sysfs, units, words,
+    RingMemory, RingPiece, SubmissionBatch, exit, lock, log, open, open_reading, outage, passthru,
+    pci, relay, sysfs, units, words,
 };
 pub use nvme_files::{Catalog, Manifest, catalog, files, loader, manifest};
 pub use nvme_store as store;

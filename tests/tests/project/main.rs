@@ -1,6 +1,7 @@
 //! Rules for sources and documents of this project.
 #![cfg(not(loom))]
 
+mod codes;
 mod cycles;
 mod documents;
 mod layering;

@@ -3,7 +3,6 @@
 #![allow(unsafe_code)]
 
 use crate::border::{call, put, value};
-use crate::ends::lock;
 use crate::handles::OpenHandles;
 use crate::opened::{TABLES, TableHandle};
 use crate::pending::PendingHandle;
@@ -11,6 +10,7 @@ use crate::request::{RowUse, TableRequest};
 #[cfg(feature = "cuda")]
 use crate::rows::CallRows;
 use crate::status::nvme_gpu_status;
+use nvme_host::lock::lock;
 use std::sync::{Arc, Mutex};
 
 /// A gather whose second half is to come. Opaque; independent of the handles of its table and store.

@@ -1,7 +1,7 @@
 //! Work of calls that returned before it had ended, with what it uses.
 
-use crate::ends::lock;
 use crate::process::PerProcess;
+use nvme_host::lock::lock;
 use nvme_kv::on_gpu::UnfinishedWork;
 use std::sync::{Mutex, MutexGuard};
 

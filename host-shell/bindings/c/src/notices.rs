@@ -6,11 +6,12 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, call, put};
-use crate::ends::{WakeupCall, lock};
+use crate::ends::WakeupCall;
 use crate::pending::{PendingHandle, WaitingOperation, operation, unfinished};
 use crate::process::PerProcess;
 use crate::status::{CallFailure, nvme_gpu_status};
 use nvme_host::Error;
+use nvme_host::lock::lock;
 use std::ffi::c_int;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};

@@ -4,10 +4,11 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, Sized0, call, give, put, value};
-use crate::ends::{EndNotices, lock};
+use crate::ends::EndNotices;
 use crate::handles::OpenHandles;
 use crate::opened::OpenedStore;
 use crate::status::{CallFailure, NVME_GPU_ERROR_UNFINISHED, nvme_gpu_status};
+use nvme_host::lock::lock;
 use nvme_host::store::{BackgroundOperation, RowReport};
 use nvme_host::{Store, Table};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -291,7 +291,7 @@ fn kept(text: &'static str) -> &'static CStr {
     static KEPT: PerProcess<Mutex<BTreeMap<&'static str, &'static CStr>>> =
         PerProcess::new(Mutex::new(BTreeMap::new()));
     let kept = KEPT.get(Mutex::default);
-    let mut all = crate::ends::lock(kept);
+    let mut all = nvme_host::lock::lock(kept);
     all.entry(text).or_insert_with(|| {
         let text = CString::new(text).unwrap_or_default();
         Box::leak(text.into_boxed_c_str())

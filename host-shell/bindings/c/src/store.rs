@@ -4,12 +4,12 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, Sized0, call, calls, give, put, take, text, value};
-use crate::ends::lock;
 use crate::memory::CallMemory;
 use crate::opened::{DEVICES, OpenedStore, RegisteredRange, STORES, StoreHandle, TABLES, opened};
 use crate::pages::PAGES;
 use crate::status::{CallFailure, nvme_gpu_status};
 use crate::version;
+use nvme_host::lock::lock;
 use nvme_host::store::{DataPath, FileIo};
 use nvme_host::{Store, StoreOptions};
 use std::ffi::c_char;

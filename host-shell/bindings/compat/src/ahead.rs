@@ -2,11 +2,11 @@
 // UNSAFETY: layers go to memory that C vouches for.
 #![allow(unsafe_code)]
 
-use crate::device::guard;
 use nvme_gpu_capi::border::Answer;
 use nvme_gpu_capi::memory::{CallLocation, CallMemory, place};
 use nvme_gpu_capi::opened::OpenedStore;
 use nvme_host::loader::{LayerLoader, LayerMemory, LoadedLayer, LoaderOptions, ModelLayers};
+use nvme_host::lock::lock;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -55,7 +55,7 @@ impl LoaderPasses {
         // SAFETY: the caller keeps the conditions under `# Safety`.
         let to = unsafe { CallMemory::new(dst, bytes, "dst") }?;
         let range = offset..offset.saturating_add(bytes as u64);
-        let mut state = guard(&self.state);
+        let mut state = lock(&self.state);
         if bytes == 0 || state.is_off || range.end > opened.store.len() {
             return Ok(false);
         }
@@ -94,7 +94,7 @@ impl LoaderPasses {
 impl Drop for LoaderPasses {
     /// Waits for reads under way, so that the device is free when it is closed.
     fn drop(&mut self) {
-        if let Some((loader, _)) = &guard(&self.state).loader {
+        if let Some((loader, _)) = &lock(&self.state).loader {
             let _ = loader.close(PATIENCE);
         }
     }

@@ -8,7 +8,7 @@ use nvme_gpu_capi::status::*;
 use nvme_gpu_capi::store::{NVME_GPU_ALLOW_WRITE, open_device};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Handles of stores by the path that opened them.
 #[derive(Default)]
@@ -27,15 +27,11 @@ static BY_PATH: Shared<StorePaths> = PerProcess::new(Mutex::new(StorePaths {
 pub type Shared<T> = PerProcess<Mutex<T>>;
 
 pub fn lock<T: Default>(shared: &Shared<T>) -> MutexGuard<'_, T> {
-    guard(shared.get(Mutex::default))
-}
-
-pub fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    nvme_host::lock::lock(shared.get(Mutex::default))
 }
 
 fn all_paths() -> MutexGuard<'static, StorePaths> {
-    guard(BY_PATH.get(|| {
+    nvme_host::lock::lock(BY_PATH.get(|| {
         Mutex::new(StorePaths {
             open: BTreeMap::new(),
             is_inherited: true,

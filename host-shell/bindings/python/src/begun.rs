@@ -4,12 +4,12 @@
 
 use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
 use crate::left::{self, BufferedTransfer};
-use crate::pool::lock;
 use crate::process;
 use crate::store::PyStore;
 use crate::view::PyView;
 use nvme_host::ProcessMark;
 use nvme_host::cuda::{GatherTarget, PendingRows};
+use nvme_host::lock::lock;
 use nvme_host::store::{BegunGather, RowConversion};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};

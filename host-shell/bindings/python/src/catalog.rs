@@ -2,10 +2,11 @@
 //! vectors.
 
 use crate::error::ExceptionParts;
-use crate::pool::{PoolJob, lock};
+use crate::pool::PoolJob;
 use crate::store::PyStore;
 use crate::wait;
 use nvme_host::files::{check_apart, replace};
+use nvme_host::lock::lock;
 use nvme_host::{Catalog, Manifest};
 use pyo3::prelude::*;
 use serde::Serialize;

@@ -3,12 +3,12 @@
 
 use crate::error::ExceptionParts;
 use crate::left::{self, BufferedTransfer};
-use crate::pool::lock;
 use crate::process;
 use crate::wait::{self, CommonDeadline};
 use nvme_host::Error;
 use nvme_host::ProcessMark;
 use nvme_host::cuda::GatherOutcome;
+use nvme_host::lock::lock;
 use pyo3::prelude::*;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -1,6 +1,6 @@
 //! Keeps orphaned transfers and their buffers alive until they complete.
 
-use crate::pool::lock;
+use nvme_host::lock::lock;
 use nvme_kv::on_gpu::UnfinishedWork;
 use pyo3::prelude::*;
 use std::sync::Mutex;

@@ -2,6 +2,7 @@
 //! a queue for a thread of Python.
 
 use crate::error::OrRaise;
+use nvme_host::lock::lock;
 use nvme_host::log::{LogLevel, set_log};
 use pyo3::prelude::*;
 use std::collections::VecDeque;
@@ -32,7 +33,7 @@ fn add(level: LogLevel, text: &str) {
         LogLevel::Warning => 30,
         LogLevel::Error => 40,
     };
-    let mut events = EVENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut events = lock(&EVENTS);
     if events.len() < MOST_EVENTS {
         events.push_back((level, text.to_owned()));
         ADDED.notify_one();
@@ -44,7 +45,7 @@ fn add(level: LogLevel, text: &str) {
 pub fn next_event(py: Python<'_>, timeout: f64) -> Option<(u32, String)> {
     let timeout = Duration::try_from_secs_f64(timeout).unwrap_or_default();
     py.detach(|| {
-        let events = EVENTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let events = lock(&EVENTS);
         let waited = ADDED.wait_timeout_while(events, timeout, |events| events.is_empty());
         let (mut events, _) = waited.unwrap_or_else(PoisonError::into_inner);
         events.pop_front()

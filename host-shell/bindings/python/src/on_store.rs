@@ -1,11 +1,11 @@
 //! Python's handle of an object on a store.
 
 use crate::error::ExceptionParts;
-use crate::pool::lock;
 use crate::process;
 use crate::store::{AtClose, PyStore};
 use crate::wait;
 use nvme_host::ProcessMark;
+use nvme_host::lock::lock;
 use std::sync::{Arc, Mutex};
 
 /// An object on a store, until it or the store is closed.

@@ -2,9 +2,10 @@
 
 use crate::error::ExceptionParts;
 use crate::left::{self, BufferedTransfer};
-use crate::pool::{PoolJob, lock};
+use crate::pool::PoolJob;
 use crate::view::PyView;
 use crate::wait;
+use nvme_host::lock::lock;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 

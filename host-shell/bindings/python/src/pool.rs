@@ -7,18 +7,15 @@
 use crate::error::ExceptionParts;
 use crate::fork;
 use nvme_host::ProcessMark;
+use nvme_host::lock::lock;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Limit of the threads of the pool, and so of the calls that wait for a device together; further calls wait in
 /// a queue.
 const MOST: usize = 64;
-
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 type Work = Box<dyn FnOnce() + Send>;
 

@@ -1,8 +1,9 @@
 //! Waits that Ctrl-C ends: the GIL is released, and signals are looked at between slices of time.
 
 use crate::error::ExceptionParts;
-use crate::pool::{PoolJob, lock};
+use crate::pool::PoolJob;
 use nvme_host::ProcessMark;
+use nvme_host::lock::lock;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

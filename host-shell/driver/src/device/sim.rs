@@ -6,6 +6,7 @@ use crate::device::bar::DoorbellMap;
 use crate::device::peer::PeerMemory;
 use crate::dma::{DmaPages, SharedPages};
 use crate::error::{Error, Result};
+use crate::lock::lock;
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::ALL_ONES;
 use nvme_core::{ControllerIdentity, RegisterAccess};
@@ -14,7 +15,7 @@ use nvme_sim::{Config, Controller, HostMemory, Runner};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The registers of a simulated controller in this process. The flag says that this process left it:
 /// they read as all ones then, and writes are lost.
@@ -247,7 +248,7 @@ impl Device for SimulatedDevice {
     /// users of the registers must see all ones before the controller behind them is gone.
     fn leave(&self) {
         self.bar.2.store(true, Ordering::Release);
-        let mut runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut runner = lock(&self.runner);
         drop(runner.take());
         self.bar.0.close_images();
     }

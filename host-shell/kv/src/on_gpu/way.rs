@@ -6,9 +6,10 @@ use crate::error::{KvError, Result};
 use crate::store::PageStore;
 use nvme_cuda::{HostCopy, HostPages, PageExtent, PageMover, PageRead, PendingPages, StagingBatch};
 use nvme_driver::error::{Error, Result as DriveResult};
+use nvme_driver::lock::lock;
 use nvme_store::Store;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The pages of an area that this process has for itself.
@@ -124,7 +125,7 @@ impl GpuWay {
     }
 
     fn mover(&self, store: &Store) -> DriveResult<Arc<PageMover>> {
-        let mut mover = self.mover.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mover = lock(&self.mover);
         if let Some(found) = &*mover {
             return Ok(Arc::clone(found));
         }

@@ -9,13 +9,13 @@ use crate::error::ExceptionParts;
 use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
 use crate::on_store::OnStore;
 use crate::operation::PyOperation;
-use crate::pool::lock;
 use crate::store::{Open, PyStore};
 use crate::view::PyView;
 use crate::wait;
 use nvme_compute::gemm::{GemmOperands, StreamedGemm};
 use nvme_compute::{GpuIds, HalfFormat, StreamedProducts};
 use nvme_host::Error;
+use nvme_host::lock::lock;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 
