@@ -57,7 +57,7 @@ const BARE: &str = "--no-default-features";
 
 /// Packages that are compiled without optimisation for the tests, in a quarter of the time: they wait more than they
 /// compute. Core, simulator and the stand-in of CUDA move the bytes, and keep the profile's level.
-const UNOPTIMISED: [&str; 29] = [
+const UNOPTIMISED: [&str; 28] = [
     // Packages outside of the workspace.
     "\"*\"",
     "guest-tests",
@@ -65,7 +65,6 @@ const UNOPTIMISED: [&str; 29] = [
     "nvme-gpu-capi",
     "nvme-gpu-compat",
     "nvme-gpu-python",
-    "nvme-gpu-tests",
     "nvme-cuda",
     "nvme-kv",
     "nvme-kv-server",
