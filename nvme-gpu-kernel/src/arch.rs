@@ -7,10 +7,12 @@
 #[cfg(any(feature = "gathers", feature = "scatter", feature = "hash"))]
 mod copies;
 
+#[cfg(any(feature = "gathers", feature = "scatter"))]
+pub use copies::copy_units;
+#[cfg(feature = "gathers")]
+pub use copies::load_pair;
 #[cfg(any(feature = "gathers", feature = "scatter", feature = "hash"))]
 pub use copies::{copy_1, copy_4, copy_16, copy_pieces};
-#[cfg(any(feature = "gathers", feature = "rows", feature = "mapped"))]
-pub use copies::{copy_units, load_pair};
 use core::arch::asm;
 #[cfg(feature = "gathers")]
 use nvme_core::sync::AtomicU32;
@@ -341,7 +343,7 @@ pub unsafe fn load_u64(from: u64) -> u64 {
 ///
 /// # Safety
 /// As for [`load_u64`], for all of them.
-#[cfg(feature = "gathers")]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn load_ten(from: u64) -> [u64; 10] {
     let (w0, w1, w2, w3, w4): (u64, u64, u64, u64, u64);

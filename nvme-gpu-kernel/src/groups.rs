@@ -7,7 +7,7 @@
 use crate::arch;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::lanes::scratch;
-#[cfg(feature = "gathers")]
+#[cfg(any(feature = "gathers", feature = "scatter"))]
 use crate::scratch_words::GROUP_WORDS;
 use crate::scratch_words::SCRATCH;
 #[cfg(target_arch = "nvptx64")]
@@ -207,7 +207,7 @@ impl WholeBlock {
     }
 
     /// Returns a word for each thread of a block of at most 256 threads. Their content is undefined at first.
-    #[cfg(feature = "gathers")]
+    #[cfg(any(feature = "gathers", feature = "scatter"))]
     #[inline(always)]
     pub fn batch_words(&self) -> &'static [AtomicU32] {
         self.scratch.get(GROUP_WORDS..).unwrap_or_default()

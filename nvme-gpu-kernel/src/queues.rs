@@ -21,7 +21,7 @@ const _: () = assert!(size_of::<QueueArray>() == 24);
 #[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod device {
     use super::QueueArray;
-    #[cfg(feature = "gathers")]
+    #[cfg(any(feature = "gathers", feature = "scatter"))]
     use nvme_core::BatchQueue;
     use nvme_core::group::ThreadGroup;
     use nvme_core::handoff::QueueWords;
@@ -65,7 +65,7 @@ mod device {
         ///
         /// # Safety
         /// As [`shared`](Self::shared), and no other thread uses the queue meanwhile.
-        #[cfg(feature = "gathers")]
+        #[cfg(any(feature = "gathers", feature = "scatter"))]
         #[inline(always)]
         pub unsafe fn batches<'a, G: ThreadGroup>(
             &self,

@@ -51,12 +51,11 @@ entry! {
         let station = block.broadcast(station);
         let is_troubled = block.broadcast(u32::from(is_troubled)) != 0;
         let block_of = rows.place(id).map(|place| place.block);
-        let (mut became, mut has_lost) = (code::OK, false);
         // All threads of the block take the same branch, since the last one has barriers.
-        if station == NO_STATION {
-            became = station::why_none(&gate);
+        let (mut became, has_lost) = if station == NO_STATION {
+            (station::why_none(&gate), false)
         } else if is_troubled {
-            became = code::GONE;
+            (code::GONE, false)
         } else {
             // SAFETY: the caller's; the station is this block's.
             let Some(queue) = (unsafe { batched.owned.batches(station, block) }) else {
@@ -71,8 +70,8 @@ entry! {
             };
             stage(rows, station, (first, count));
             let wanted = block_of.filter(|_| is_last);
-            (became, has_lost) = write(rows, (queue, block, station), wanted);
-        }
+            write(rows, (queue, block, station), wanted)
+        };
         if block_of.is_none() {
             became = code::OUT_OF_RANGE;
         }

@@ -558,6 +558,14 @@ typedef struct nvme_gpu_statistics {
    Number of these rows that were in the cache, and not read from the drive.
    */
   uint64_t cache_hits;
+  /*
+   Launches that write one drive's rows, by a GPU or captured in a graph, whose blocks own their queues.
+   */
+  uint64_t owned_scatters;
+  /*
+   Launches that write one drive's rows, by a GPU or captured in a graph, whose blocks share their queues.
+   */
+  uint64_t shared_scatters;
 } nvme_gpu_statistics;
 
 /*
