@@ -2,7 +2,7 @@
 //! (docs/adr/0028).
 //!
 //! All threads copy all rows of the block into its slots; each thread then writes one row. Rows are never merged into
-//! one command, so that each has an end of its own.
+//! one command, so that each has its own end.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 

@@ -390,7 +390,7 @@ fn unlike_ids(first: u64, count: u64, throw: &mut impl FnMut(u64) -> u64) -> Vec
     ids
 }
 
-/// Launches a scatter of so many rows on each stream at once, each to its own rows, and returns their results.
+/// Launches a scatter of this many rows on each stream at once, each to its own rows, and returns their results.
 fn round_of(
     drive: &Drive,
     (streams, rows): (&[OwnStream], u64),

@@ -205,7 +205,7 @@ fn members_read_ends_and_data_of_each_other() {
     );
 }
 
-/// Stages the data of the other member's command, then submits a command of its own.
+/// Stages the data of the other member's command, then submits its own command.
 fn stage_and_submit(batch: &Batch, member: Team) {
     let (rank, ends) = (member.rank(), BatchEnds(&batch.words));
     batch.moved[1 - rank as usize].store(1, Order::Relaxed, Scope::Sys);

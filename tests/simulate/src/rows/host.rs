@@ -1,7 +1,6 @@
 //! The host: its watch, which recovers the controller, and writes beside the gathers.
 
 use super::drive::At;
-use super::launch::Work;
 use super::{STATION_CELLS, Sabotage, World};
 use crate::account::Failure;
 use crate::memory::Area;
