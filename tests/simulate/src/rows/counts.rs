@@ -21,4 +21,6 @@ pub struct Counts {
     pub recoveries: u64,
     /// Gathers in halves that ended.
     pub halves: u64,
+    /// Rows of scatters by owned queues that ended.
+    pub owned_writes: u64,
 }

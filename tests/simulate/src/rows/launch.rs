@@ -431,6 +431,9 @@ impl World<'_> {
             _ => self.judge_rows(index),
         };
         self.counts.halves += u64::from(self.launches[index].work == Work::Finish);
+        if self.launches[index].work == Work::BatchedScatter {
+            self.counts.owned_writes += self.launches[index].ids.len() as u64;
+        }
         outcome.map_err(|text| {
             Failure::new("rows", format!("{:?}: {text}", self.launches[index].work))
         })?;

@@ -67,7 +67,7 @@ pub enum Sabotage {
 
 impl Counts {
     /// Returns the counts with their names.
-    pub fn named(&self) -> [(&'static str, u64); 9] {
+    pub fn named(&self) -> [(&'static str, u64); 10] {
         [
             ("rows", self.rows),
             ("failed", self.failed),
@@ -78,6 +78,7 @@ impl Counts {
             ("writes", self.writes),
             ("recoveries", self.recoveries),
             ("halves", self.halves),
+            ("owned_writes", self.owned_writes),
         ]
     }
 
@@ -92,6 +93,7 @@ impl Counts {
         self.writes += other.writes;
         self.recoveries += other.recoveries;
         self.halves += other.halves;
+        self.owned_writes += other.owned_writes;
     }
 }
 
@@ -489,17 +491,17 @@ impl World<'_> {
         };
         let ids: Vec<_> = (0..count).map(&mut id).collect();
         let blocks = 1 + self.rng.below(3) as u32;
-        let fits = count <= u64::from(self.drive.queues[1].state().slots());
+        let slots = self.drive.queues[1].state().slots();
+        let is_owned = self.owned.queue_count == 1 && count <= u64::from(slots);
         match work {
-            Work::Cached if fits && self.owned.queue_count == 1 && self.others.below(2) == 0 => {
-                self.launch(Work::BatchedCached, ids, 1);
-            }
-            Work::Scatter if fits && self.owned.queue_count == 1 && self.others.below(2) == 0 => {
+            // Few launches may write, so that any of them does.
+            _ if is_owned && may_write && self.others.below(2) == 0 => {
                 self.launch(Work::BatchedScatter, ids, 1);
             }
-            Work::Gather | Work::Cached if fits && self.owned.queue_count == 1 => {
-                self.draw_owned(ids);
+            Work::Cached if is_owned && self.others.below(2) == 0 => {
+                self.launch(Work::BatchedCached, ids, 1);
             }
+            Work::Gather | Work::Cached if is_owned => self.draw_owned(ids),
             _ => self.launch(work, ids, blocks),
         }
     }

@@ -297,9 +297,9 @@ class Store(Held):
         that use the device.
 
         Of a GPU: ``owned_gathers`` and ``shared_gathers``: gathers whose blocks own their queues, and whose blocks share
-        them; ``owned_scatters`` and ``shared_scatters``: the same of launches that write rows; ``begun_gathers``: gathers whose
-        reads :meth:`Table.prefetch` submitted, and ``late_rows`` of them that
-        ``result`` had to read, since others held the queues; a launch of a graph is none of them, its capture is one.
+        them; ``owned_scatters`` and ``shared_scatters``: the same of launches that write rows; ``begun_gathers``: gathers
+        whose reads :meth:`Table.prefetch` submitted, and ``late_rows`` of them that ``result`` had to read, since others
+        held the queues; a launch of a graph is none of them, its capture is one.
         ``launches_under_way``; ``launch_blocks`` and ``launch_registers``: what the last launch holds on the GPU.
         ``unique_asked`` and ``unique_read``: rows of gathers that read each distinct row once (4,096 rows and more of one
         drive, without a cache), and those of them that were read. ``cache_asked`` and ``cache_hits``: rows of gathers through
