@@ -8,6 +8,7 @@
 
 use crate::captures::{self, Part};
 use crate::streams::{Work, stream};
+use crate::threads;
 use crate::{CAPTURE_UNSUPPORTED, ILLEGAL_STATE, INVALID_VALUE, SUCCESS, Status, lock};
 use std::ffi::{c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
@@ -53,9 +54,9 @@ unsafe fn release(object: *mut UserObject, count: i64) {
     let object = unsafe { Box::from_raw(object) };
     let (destroy, data) = (object.destroy, object.data);
     // SAFETY: what the user gave for this, called once.
-    std::thread::spawn(move || unsafe {
+    threads::leave(std::thread::spawn(move || unsafe {
         destroy(std::ptr::with_exposed_provenance_mut(data));
-    });
+    }));
 }
 
 #[unsafe(no_mangle)]

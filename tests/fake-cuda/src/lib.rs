@@ -37,6 +37,7 @@ mod peer;
 mod rows;
 mod streams;
 mod tensor_map;
+mod threads;
 
 use nvme_gpu_kernel::Kernel;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};

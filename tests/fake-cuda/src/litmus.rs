@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::fault;
+use crate::threads::join_all;
 use gpu_litmus::{Args, Shape, Thread, run as part};
 
 /// Runs a launch of `grid` blocks of `threads` threads. Blocks that would only make traffic do not run;
@@ -19,6 +20,7 @@ pub fn run(args: &Args, grid: u32, threads: u32) {
     let together = |shape| args.shape == shape as u32;
     let first = args.roles & 1 != 0;
     std::thread::scope(|scope| {
+        let mut running = Vec::new();
         for block in 0..grid.min(args.blocks * args.roles.count_ones()) {
             if torn && block < args.blocks {
                 continue;
@@ -32,8 +34,9 @@ pub fn run(args: &Args, grid: u32, threads: u32) {
                     threads,
                 };
                 // SAFETY: the host vouches for the addresses.
-                scope.spawn(move || unsafe { part(args, thread) });
+                running.push(scope.spawn(move || unsafe { part(args, thread) }));
             }
         }
+        join_all(running);
     });
 }

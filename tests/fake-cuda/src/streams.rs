@@ -7,6 +7,7 @@
 )]
 
 use crate::captures::{self, Part};
+use crate::threads;
 use crate::{
     INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, OUT_OF_MEMORY, PEER, SUCCESS, Status,
     compute, current_context, examples, fault, kernels, litmus, lock, peer, rows,
@@ -217,11 +218,14 @@ pub(crate) unsafe fn stream<'a>(handle: *mut c_void) -> &'a Mutex<Stream> {
 pub unsafe extern "C" fn cuStreamDestroy_v2(handle: *mut c_void) -> Status {
     // SAFETY: the caller destroys a handle once.
     let stream = unsafe { Box::from_raw(handle.cast::<Mutex<Stream>>()) };
-    if let Some(part) = lock(&stream).part() {
+    let mut stream = lock(&stream);
+    if let Some(part) = stream.part() {
         part.abandon();
     }
     // A kernel that hangs is left alone, as the driver does.
-    drop(stream);
+    if let Some(kernel) = stream.running.take() {
+        threads::leave(kernel);
+    }
     SUCCESS
 }
 
