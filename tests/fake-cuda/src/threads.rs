@@ -1,7 +1,7 @@
 //! Threads that are joined, and never detached.
 //!
 //! glibc 2.36's `pthread_detach`, which the drop of a handle calls, still reads the thread's memory after the thread can
-//! have ended and freed it. Kernels are short and many: one in a million launches ended the program.
+//! have ended and freed it. Kernels are short and many, and now and then one of them ended the program.
 
 use crate::lock;
 use std::sync::Mutex;

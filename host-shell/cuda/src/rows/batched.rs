@@ -41,9 +41,9 @@ pub(super) struct OwnedShape {
 }
 
 impl GpuRows {
-    /// Returns the launch that gathers or writes the same rows by queues that its blocks own, and its shape. Returns `None`
-    /// without such queues, for more bytes than their limit, for more rows than fit into them, and for rows that are
-    /// not in units of 4 bytes; for a table in several ranges, also if a row's parts are not whole blocks.
+    /// Returns the launch that gathers or writes the same rows by queues that its blocks own, and its shape. Returns
+    /// `None` without such queues, for more bytes than their limit, for more rows than fit into them, and for rows that
+    /// are not in units of 4 bytes; for a table in several ranges, also if a row's parts are not whole blocks.
     pub(super) fn batched(
         &self,
         launch: &GatherLaunch,

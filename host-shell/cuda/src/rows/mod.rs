@@ -9,8 +9,8 @@
 //! - [`RowTable`]: location and size of rows.
 //! - [`PendingRows`]: a gather in progress.
 //! - `streamed`: rows that the caller's kernel consumes while it reads them.
-//! - `batched`: gathers and scatters of few rows, by queues that blocks own (docs/adr/0028). `halves`: the same as two launches, with
-//!   other work between them (docs/adr/0029).
+//! - `batched`: gathers and scatters of few rows, by queues that blocks own (docs/adr/0028). `halves`: such gathers as
+//!   two launches, with other work between them (docs/adr/0029).
 //! - `distinct`: gathers of many rows that read each distinct one once.
 //! - `ranges`: reads of any length, many in one launch. `scatter`: rows that the GPU writes.
 //! - `wide`: rows whose elements a second launch dequantises or upcasts.
@@ -96,8 +96,8 @@ pub struct RowsOptions {
     /// Queue pairs in addition to `queues`, for launches of few rows: each belongs to a station, so that there are at
     /// most as many. A controller may grant fewer; without any, such launches use the shared queues.
     pub owned: u32,
-    /// Largest number of bytes, of all rows, of such a launch: larger ones reach the link's rate by the shared
-    /// queues, whose warps copy while others read.
+    /// Largest number of bytes, of all rows, of such a launch: larger ones reach the link's rate by the shared queues,
+    /// whose warps copy while others read.
     pub owned_bytes: u64,
 }
 
