@@ -35,6 +35,23 @@ pub struct DistinctLaunch {
     pub span_shift: u32,
 }
 
+/// Parameters of the third launch over striped drives: of `nvme_gather_listed_striped`.
+///
+/// `queues`, `gate`, `slots` and `nsid` of the gather are not used, as in
+/// [`StripedGather`](crate::rows::StripedGather), whose other fields these are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct DistinctStripes {
+    /// Parameters of the launch.
+    pub distinct: DistinctLaunch,
+    /// Address of a [`StripedMember`](crate::rows::StripedMember) for each drive.
+    pub members: u64,
+    /// log2 of the bytes of a stripe.
+    pub stripe_shift: u32,
+    /// Number of drives.
+    pub member_count: u32,
+}
+
 /// Number of the words of a run.
 pub const WORDS: usize = 32;
 /// Least [`slot_shift`](DistinctLaunch::slot_shift): a launch looks at 256 slots at a time.

@@ -10,7 +10,7 @@ use crate::exchange::shuffle64;
 use crate::gate::AdmissionGate;
 use crate::groups::{GpuThread, WholeBlock};
 use crate::launch_end;
-use crate::rows::{BLOCK_WARPS, GatherLaunch, STATION_CELLS, WARP_BYTES, code, worst};
+use crate::rows::{BLOCK_WARPS, Batched, GatherLaunch, STATION_CELLS, WARP_BYTES, code, worst};
 use crate::station::{self, LOOK_NS, NO_STATION};
 use nvme_core::SharedQueue;
 use nvme_core::group::{ExecContext, ThreadGroup};
@@ -210,4 +210,22 @@ impl WarpFailures {
             self.worst = word;
         }
     }
+}
+
+/// Loads the id of this thread's row of a block whose rows begin at row `first`; returns -1 if it has none.
+#[inline(always)]
+pub fn id_of_thread(batched: &Batched, first: u64) -> i64 {
+    match row_of_thread(batched, first) {
+        // SAFETY: the host gives `count` ids.
+        (index, true) => unsafe { id(&batched.gather, index) },
+        (_, false) => -1,
+    }
+}
+
+/// Returns the number of this thread's row of a block whose rows begin at row `first`, and whether there is one.
+#[inline(always)]
+pub fn row_of_thread(batched: &Batched, first: u64) -> (u64, bool) {
+    let index = first + u64::from(arch::thread());
+    let is_live = arch::thread() < batched.rows_of_block && index < batched.gather.count;
+    (index, is_live)
 }

@@ -191,10 +191,13 @@ pub mod entries {
         nvme_claim_rows_mapped, nvme_copy_rows, nvme_end_launch, nvme_finish_batched,
         nvme_finish_batched_mapped, nvme_finish_batched_wide, nvme_finish_batched_wide_mapped,
         nvme_follow_rows, nvme_gather, nvme_gather_batched, nvme_gather_batched_cached,
-        nvme_gather_batched_mapped, nvme_gather_batched_wide, nvme_gather_batched_wide_mapped,
-        nvme_gather_cached, nvme_gather_listed, nvme_gather_listed_mapped, nvme_gather_mapped,
-        nvme_gather_striped, nvme_gather_striped_mapped, nvme_list_rows, nvme_read_listed,
-        nvme_read_ranges, nvme_repeat_rows, nvme_widen_rows,
+        nvme_gather_batched_cached_mapped, nvme_gather_batched_mapped, nvme_gather_batched_striped,
+        nvme_gather_batched_striped_mapped, nvme_gather_batched_wide,
+        nvme_gather_batched_wide_mapped, nvme_gather_cached, nvme_gather_cached_mapped,
+        nvme_gather_listed, nvme_gather_listed_mapped, nvme_gather_listed_striped,
+        nvme_gather_listed_striped_mapped, nvme_gather_mapped, nvme_gather_striped,
+        nvme_gather_striped_mapped, nvme_list_rows, nvme_read_listed, nvme_read_ranges,
+        nvme_repeat_rows, nvme_widen_rows,
     };
     pub use crate::page_moves::{nvme_check_pages, nvme_copy_pages};
     pub use crate::scatter::{nvme_scatter, nvme_scatter_batched};

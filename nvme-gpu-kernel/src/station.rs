@@ -86,8 +86,7 @@ pub fn claim_of(rows: &GatherLaunch, count: u32, gate: &AdmissionGate<'_>) -> u3
     claim_by((rows, count), enter, || gate.look().is_err())
 }
 
-/// Takes a free one of the first `count` stations, and gives it back unless `enter` returns true. Gives up once `is_shut`
-/// returns true.
+/// Takes a free one of the first `count` stations with which `enter` returns true. Gives up once `is_shut` returns true.
 #[inline(always)]
 pub fn claim_by(
     (rows, count): (&GatherLaunch, u32),
@@ -117,7 +116,6 @@ pub fn claim_by(
                     return station;
                 }
                 give_back(rows, station);
-                return NO_STATION;
             }
             next += 1;
         }

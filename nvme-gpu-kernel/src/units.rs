@@ -47,13 +47,28 @@ impl UnitSteps {
         at
     }
 
-    /// Copies the units of `count` rows, of `1 << SHIFT` bytes each. `place` tells of the unit at a byte of a row whether
-    /// it is copied, where to, and from where. A thread has eight loads in flight, whichever rows they belong to.
+    /// Copies the units of `count` rows, of `1 << shift` bytes each: 4, 3 or 2. `place` tells of the unit at a byte of a
+    /// row whether it is copied, where to, and from where. A thread has eight loads in flight, whichever rows they belong
+    /// to.
     ///
     /// # Safety
     /// Both addresses of each unit that is copied are valid, and multiples of a unit.
     #[inline(always)]
-    pub unsafe fn copy<const SHIFT: u32>(
+    pub unsafe fn copy(self, shift: u32, count: u32, place: impl Fn(u32, u64) -> (bool, u64, u64)) {
+        // SAFETY: the caller keeps the conditions under `# Safety`.
+        unsafe {
+            match shift {
+                4 => self.copy_of::<4>(count, place),
+                3 => self.copy_of::<3>(count, place),
+                _ => self.copy_of::<2>(count, place),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`copy`](Self::copy).
+    #[inline(always)]
+    unsafe fn copy_of<const SHIFT: u32>(
         mut self,
         count: u32,
         place: impl Fn(u32, u64) -> (bool, u64, u64),

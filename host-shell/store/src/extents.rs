@@ -210,7 +210,8 @@ fn map_of(
     if words.is_empty() {
         return Ok(None);
     }
-    let map = nvme_cuda::TableMap::new(rows.gpu(), &words, row_bytes)?;
+    let bytes = extents.last().map_or(0, |last| last.first + last.bytes);
+    let map = nvme_cuda::TableMap::new(rows.gpu(), &words, (bytes, row_bytes))?;
     Ok(Some(Arc::new(map)))
 }
 

@@ -167,17 +167,20 @@ impl Table {
     /// it share the cache.
     ///
     /// A write through the store makes all of the cache stale, so that no gather returns an old row. The cache is of
-    /// use if rows are read many times between two writes.
+    /// use if rows are read many times between two writes. A row that lies in two ranges of its table is not kept.
     ///
     /// # Errors
-    /// [`Error::Usage`] where the GPU does not submit the reads itself, for a table in several ranges, and for too few bytes;
-    /// [`Error::Environment`] without memory.
+    /// [`Error::Usage`] where the GPU does not submit the reads itself, and for too few bytes; [`Error::Environment`] without
+    /// memory.
     pub fn cached(mut self, bytes: u64) -> Result<Self> {
-        self.check_one_range()?;
         let RowMover::Gpu(rows) = self.by()? else {
             return Err(self.not_by_gpu("a cache of rows"));
         };
-        self.cache = Some(Arc::new(rows.cache(&self.of_namespace(), bytes)?));
+        self.cache = Some(Arc::new(rows.cache(
+            &self.of_namespace(),
+            self.map().map(Arc::as_ref),
+            bytes,
+        )?));
         Ok(self)
     }
 
@@ -315,12 +318,12 @@ impl Table {
         ))
     }
 
-    /// Checks that the table lies in one range, as caches and kernels of the caller's need it.
+    /// Checks that the table lies in one range, as kernels of the caller's need it.
     fn check_one_range(&self) -> Result<()> {
         match &self.ranges {
             None => Ok(()),
             Some(_) => Err(Error::usage(
-                "caches and kernels of the caller's are for tables in one range, and this one lies in several",
+                "kernels of the caller's are for tables in one range, and this one lies in several",
                 "gather the rows, or use a table in one range",
             )),
         }

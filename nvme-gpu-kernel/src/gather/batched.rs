@@ -7,6 +7,7 @@
 
 use super::failed::clear;
 use super::map::{OneRange, RowMap};
+use super::members;
 use crate::arch;
 use crate::extents::RowSpan;
 use crate::gate::AdmissionGate;
@@ -56,16 +57,33 @@ pub(super) unsafe fn gather<M: RowMap>(batched: &Batched, map: M) {
 /// As [`gather`].
 #[inline(always)]
 pub(super) unsafe fn enter<M: RowMap>(batched: &Batched, map: M) -> Option<EnteredBlock<'_, M>> {
+    let claim = |gate: &AdmissionGate<'_>| {
+        station::claim_of(&batched.gather, batched.owned.queue_count, gate)
+    };
+    // SAFETY: the caller keeps the conditions under `# Safety`.
+    unsafe { enter_by(batched, (map, arch::block()), claim) }
+}
+
+/// Does the same as [`enter`] for the `number`th `rows_of_block` rows of the launch, at a station that `claim` takes.
+///
+/// # Safety
+/// As [`gather`].
+#[inline(always)]
+pub(super) unsafe fn enter_by<M: RowMap>(
+    batched: &Batched,
+    (map, number): (M, u32),
+    claim: impl Fn(&AdmissionGate<'_>) -> u32,
+) -> Option<EnteredBlock<'_, M>> {
     let rows = &batched.gather;
     // SAFETY: the caller keeps the conditions under `# Safety`.
     let gate = (unsafe { station::gate(rows) })?;
     let block = WholeBlock::here();
-    let first = u64::from(arch::block()) * u64::from(batched.rows_of_block);
+    let first = u64::from(number) * u64::from(batched.rows_of_block);
     // In flight together with the words of the gate.
-    let id = load_id(batched, first);
+    let id = launch::id_of_thread(batched, first);
     let mut station = NO_STATION;
     if block.leads() {
-        station = station::claim_of(rows, batched.owned.queue_count, &gate);
+        station = claim(&gate);
     }
     let station = block.broadcast(station);
     let queue = match station {
@@ -115,24 +133,6 @@ pub(super) fn in_slot(rows: &GatherLaunch, place: RowBlocks) -> u32 {
     (place.byte - (place.block << rows.block_shift)) as u32
 }
 
-/// Loads the id of this thread's row of a block whose rows begin at row `first`; returns -1 if it has none.
-#[inline(always)]
-pub(super) fn load_id(batched: &Batched, first: u64) -> i64 {
-    match row_of_thread(batched, first) {
-        // SAFETY: the host gives `count` ids.
-        (index, true) => unsafe { launch::id(&batched.gather, index) },
-        (_, false) => -1,
-    }
-}
-
-/// Returns the number of this thread's row of a block whose rows begin at row `first`, and whether there is one.
-#[inline(always)]
-pub(super) fn row_of_thread(batched: &Batched, first: u64) -> (u64, bool) {
-    let index = first + u64::from(arch::thread());
-    let is_live = arch::thread() < batched.rows_of_block && index < batched.gather.count;
-    (index, is_live)
-}
-
 /// The work of a block. Fields are the same for all threads, except for `failed`, which is a warp's.
 pub(super) struct BatchWork<'r, 'q, M: RowMap> {
     pub rows: &'r GatherLaunch,
@@ -177,7 +177,9 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
         let index = first + u64::from(arch::thread());
         let is_live = arch::thread() < most && index < rows.count;
         // SAFETY: the host vouches for the extents.
-        let part = unsafe { self.map.span(rows, (id, 0)) }.filter(|_| is_live);
+        let (is_of_block, part) = unsafe { self.map.row_of_block(rows, id) };
+        let is_live = is_live && is_of_block;
+        let part = part.filter(|_| is_live);
         let left = rows.count.saturating_sub(first);
         let count = if left < u64::from(most) {
             left as u32
@@ -193,7 +195,8 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
             _ => code::NOT_RUN,
         };
         clear(rows, index, is_live && became != code::OK);
-        self.failed.note(rows, index, is_live, (None, became));
+        let member = part.and(self.map.member()).map(|(number, _)| number);
+        self.failed.note(rows, index, is_live, (member, became));
         self.leave();
     }
 
@@ -208,11 +211,7 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
         let units = UnitSteps::new(self.rows.row_bytes >> self.rows.unit_shift);
         let (became, in_slot) = self.read_parts((id, part));
         let words = self.publish(in_slot);
-        match self.rows.unit_shift {
-            4 => self.copy::<4>(words, (first, count), units),
-            3 => self.copy::<3>(words, (first, count), units),
-            _ => self.copy::<LEAST_SHIFT>(words, (first, count), units),
-        }
+        self.copy(words, (first, count), units);
         became
     }
 
@@ -341,15 +340,9 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
         }
     }
 
-    /// Copies rows to the output, in units of `1 << SHIFT` bytes: of the `count` rows from row `first` on, each whose
-    /// word in `words` has an offset.
+    /// Copies rows to the output: of the `count` rows from row `first` on, each whose word in `words` has an offset.
     #[inline(always)]
-    fn copy<const SHIFT: u32>(
-        &self,
-        words: &[AtomicU32],
-        (first, count): (u64, u32),
-        units: UnitSteps,
-    ) {
+    fn copy(&self, words: &[AtomicU32], (first, count): (u64, u32), units: UnitSteps) {
         let rows = self.rows;
         let from = u64::from(self.station) * STATION_BYTES + rows.slots;
         let to = rows.out + first * rows.out_stride;
@@ -364,7 +357,7 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
             )
         };
         // SAFETY: a unit of a row with an offset lies inside the row, both in its slot and in the output.
-        unsafe { units.copy::<SHIFT>(count, place) };
+        unsafe { units.copy(rows.unit_shift, count, place) };
     }
 
     /// Ends the block: counts its failures, and frees the station unless it has a lost command. Every thread calls it.
@@ -382,7 +375,12 @@ impl<'r, 'q, M: RowMap> BatchWork<'r, 'q, M> {
             if self.has_lost {
                 self.gate.report_trouble();
             }
-            station::leave(rows, &self.gate, self.station, self.has_lost);
+            match self.map.member() {
+                None => station::leave(rows, &self.gate, self.station, self.has_lost),
+                Some((_, of)) => {
+                    members::leave((rows, of), self.gate, self.station, self.has_lost);
+                }
+            }
         }
         if arch::thread() == if is_alone { 0 } else { 32 } {
             launch_end::end_block(rows, reports);

@@ -7,16 +7,15 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::batched::{
-    BatchOrigin, BatchWork, LEAST_SHIFT, NOWHERE, command, in_slot, load_id, row_of_thread,
-};
+use super::batched::{BatchOrigin, BatchWork, NOWHERE, command, in_slot};
 use super::failed::clear;
 use super::hits::HitCount;
-use super::map::OneRange;
+use super::map::{OneRange, RowMap};
 use super::warp::{CacheOf, leader_of};
 use super::{cache_of, epoch_of};
 use crate::arch;
 use crate::groups::{GpuThread, WholeBlock};
+use crate::launch;
 use crate::row_cache::PinnedLine;
 use crate::rows::{BLOCK_THREADS, CachedBatched, RowBlocks, STATION_BYTES, code};
 use crate::station::{self, NO_STATION, ended};
@@ -58,74 +57,96 @@ entry! {
     /// As [`nvme_gather_batched`](super::nvme_gather_batched); the words of the cache are valid as
     /// [`CacheWords`](crate::rows::CacheWords) documents.
     pub unsafe fn nvme_gather_batched_cached(cached: CachedBatched) {
-        let (batched, rows) = (&cached.batched, &cached.batched.gather);
         // SAFETY: the caller keeps the conditions under `# Safety`.
-        let (Some(gate), Some(cache)) = (unsafe { (station::gate(rows), cache_of(&cached.cache)) }) else {
-            return;
-        };
-        let (block, words) = (WholeBlock::here(), BlockWords::here());
-        let first = u64::from(arch::block()) * u64::from(batched.rows_of_block);
-        let id = load_id(batched, first);
-        words.begin(id as u64);
-        if arch::thread() + 1 == block.size() {
-            // The last warp has few rows or none, so that the others look them up during these trips over the bus.
-            let station = station::claim_of(rows, batched.owned.queue_count, &gate);
-            words.put(STATION, station);
-        }
-        let of = CacheOf {
-            cache,
-            epoch: match arch::thread() & !31 < batched.rows_of_block {
-                // SAFETY: the caller keeps the conditions under `# Safety`.
-                true => unsafe { epoch_of(&cached.cache, arch::block() * 2 + arch::thread() / 32) },
-                // A warp without rows looks nothing up.
-                false => 0,
-            },
-            data: cached.cache.data,
-            line_bytes: cached.cache.line_bytes,
-            words: cached.cache,
-            hits: 0,
-        };
-        let (index, is_live) = row_of_thread(batched, first);
-        let place = rows.place(id).filter(|_| is_live);
-        let left = rows.count.saturating_sub(first);
-        let count = if left < u64::from(batched.rows_of_block) {
-            left as u32
-        } else {
-            batched.rows_of_block
-        };
-        let row = CachedRow::find(&of, id as u64, place);
-        // The barrier of the vote comes between all stores to the words and the first load.
-        let misses = block.vote(row.is_missing()).total;
-        let found = arch::ballot(arch::FULL, row.is_found()).count_ones();
-        let station = words.get(STATION);
-        let queue = match station {
-            NO_STATION => None,
-            _ if misses == 0 => None,
-            // SAFETY: the caller keeps the conditions; the station is this block's.
-            _ => unsafe { batched.owned.batches(station, block) },
-        };
-        let mut work = BatchWork::new(((rows, OneRange), block, gate), (station, queue), BatchOrigin::Own);
-        let became = match (station, place) {
-            (NO_STATION, _) => {
-                row.release(&of);
-                match place {
-                    Some(_) => station::why_none(&work.gate),
-                    None => code::OUT_OF_RANGE,
-                }
-            }
-            _ => {
-                // SAFETY: the caller keeps the conditions; the station is this block's.
-                let hits = unsafe { HitCount::of(&cached.cache, station) };
-                if arch::lane() == 0 {
-                    hits.add(found);
-                }
-                copy_all(&mut work, (&of, &words, hits), row, (first, count), misses != 0)
-            }
-        };
-        clear(rows, index, is_live && became != code::OK);
-        work.failed.note(rows, index, is_live, (None, became));
-        work.leave();
+        unsafe { gather(&cached, OneRange) }
     }
+}
+
+/// # Safety
+/// As [`nvme_gather_batched_cached`]. The ranges of the table are valid as
+/// [`ExtentMap`](crate::extents::ExtentMap) documents, and no row lies in two of them.
+#[inline(always)]
+pub(super) unsafe fn gather<M: RowMap>(cached: &CachedBatched, map: M) {
+    let (batched, rows) = (&cached.batched, &cached.batched.gather);
+    // SAFETY: the caller keeps the conditions under `# Safety`.
+    let (Some(gate), Some(cache)) = (unsafe { (station::gate(rows), cache_of(&cached.cache)) })
+    else {
+        return;
+    };
+    let (block, words) = (WholeBlock::here(), BlockWords::here());
+    let first = u64::from(arch::block()) * u64::from(batched.rows_of_block);
+    let id = launch::id_of_thread(batched, first);
+    words.begin(id as u64);
+    if arch::thread() + 1 == block.size() {
+        // The last warp has few rows or none, so that the others look them up during these trips over the bus.
+        let station = station::claim_of(rows, batched.owned.queue_count, &gate);
+        words.put(STATION, station);
+    }
+    let of = CacheOf {
+        cache,
+        epoch: match arch::thread() & !31 < batched.rows_of_block {
+            // SAFETY: the caller keeps the conditions under `# Safety`.
+            true => unsafe { epoch_of(&cached.cache, arch::block() * 2 + arch::thread() / 32) },
+            // A warp without rows looks nothing up.
+            false => 0,
+        },
+        data: cached.cache.data,
+        line_bytes: cached.cache.line_bytes,
+        words: cached.cache,
+        hits: 0,
+    };
+    let (index, is_live) = launch::row_of_thread(batched, first);
+    // SAFETY: the host vouches for the ranges.
+    let span = unsafe { map.span(rows, (id, 0)) };
+    let place = span.map(|span| span.place).filter(|_| is_live);
+    let left = rows.count.saturating_sub(first);
+    let count = if left < u64::from(batched.rows_of_block) {
+        left as u32
+    } else {
+        batched.rows_of_block
+    };
+    let row = CachedRow::find(&of, id as u64, place);
+    // The barrier of the vote comes between all stores to the words and the first load.
+    let misses = block.vote(row.is_missing()).total;
+    let found = arch::ballot(arch::FULL, row.is_found()).count_ones();
+    let station = words.get(STATION);
+    let queue = match station {
+        NO_STATION => None,
+        _ if misses == 0 => None,
+        // SAFETY: the caller keeps the conditions; the station is this block's.
+        _ => unsafe { batched.owned.batches(station, block) },
+    };
+    let mut work = BatchWork::new(
+        ((rows, map), block, gate),
+        (station, queue),
+        BatchOrigin::Own,
+    );
+    let became = match (station, place) {
+        (NO_STATION, _) => {
+            row.release(&of);
+            match place {
+                Some(_) => station::why_none(&work.gate),
+                None => code::OUT_OF_RANGE,
+            }
+        }
+        _ => {
+            // SAFETY: the caller keeps the conditions; the station is this block's.
+            let hits = unsafe { HitCount::of(&cached.cache, station) };
+            if arch::lane() == 0 {
+                hits.add(found);
+            }
+            copy_all(
+                &mut work,
+                (&of, &words, hits),
+                row,
+                (first, count),
+                misses != 0,
+            )
+        }
+    };
+    clear(rows, index, is_live && became != code::OK);
+    work.failed.note(rows, index, is_live, (None, became));
+    work.leave();
 }
 
 /// The row of a thread.
@@ -183,8 +204,8 @@ impl CachedRow {
 /// Copies the `count` rows of the block from row `first` on: those in the cache at once, the others when the drive has
 /// read them. Returns the code of the thread's row. Every thread of the block calls it.
 #[inline(always)]
-fn copy_all(
-    work: &mut BatchWork<'_, '_, OneRange>,
+fn copy_all<M: RowMap>(
+    work: &mut BatchWork<'_, '_, M>,
     (of, words, hits): (&CacheOf<'_>, &BlockWords, HitCount),
     row: CachedRow,
     (first, count): (u64, u32),
@@ -232,11 +253,7 @@ fn copy_all(
             count,
             slots: u64::from(station) * STATION_BYTES + rows.slots,
         };
-        match rows.unit_shift {
-            4 => run.copy::<4>(work, of, units),
-            3 => run.copy::<3>(work, of, units),
-            _ => run.copy::<LEAST_SHIFT>(work, of, units),
-        }
+        run.copy(work, of, units);
         if shows {
             hits.show(found);
         }
@@ -308,14 +325,9 @@ struct CopyRun<'w> {
 }
 
 impl CopyRun<'_> {
-    /// Copies each row that has a source to its line or to the output, in units of `1 << SHIFT` bytes.
+    /// Copies each row that has a source to its line or to the output.
     #[inline(always)]
-    fn copy<const SHIFT: u32>(
-        &self,
-        work: &BatchWork<'_, '_, OneRange>,
-        of: &CacheOf<'_>,
-        units: UnitSteps,
-    ) {
+    fn copy<M: RowMap>(&self, work: &BatchWork<'_, '_, M>, of: &CacheOf<'_>, units: UnitSteps) {
         let rows = work.rows;
         let of_line = |line: u32| of.data + u64::from(line & !LINE) * u64::from(of.line_bytes);
         let place = |row: u32, byte: u64| {
@@ -335,7 +347,7 @@ impl CopyRun<'_> {
             (source != NOWHERE, to + byte, from + byte)
         };
         // SAFETY: a unit of a row with a source lies inside the row: in its slot or line, and in its line or the output.
-        unsafe { units.copy::<SHIFT>(self.count, place) };
+        unsafe { units.copy(rows.unit_shift, self.count, place) };
     }
 }
 

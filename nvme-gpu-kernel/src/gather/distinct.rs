@@ -5,19 +5,20 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::enter_warp;
 use super::failed::clear;
 use super::map::{OneRange, RowMap};
+use super::striped::{ListedRows, gather_striped};
 use super::warp::GatherWarp;
+use super::{enter_warp, is_block_without};
 use crate::arch;
 use crate::copy::{self, CopyShape};
-use crate::distinct::DistinctLaunch;
+use crate::distinct::{DistinctLaunch, DistinctStripes};
 use crate::exchange::{exchanged64, of_lane64};
 use crate::extents::MappedLaunch;
 use crate::groups::WholeBlock;
 use crate::launch::{self, WarpFailures};
 use crate::launch_end;
-use crate::rows::{BLOCK_THREADS, BLOCK_WARPS, code};
+use crate::rows::{BLOCK_THREADS, BLOCK_WARPS, StripedGather, code};
 use nvme_core::group::ThreadGroup;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 
@@ -96,6 +97,30 @@ entry! {
     pub unsafe fn nvme_gather_listed_mapped(mapped: MappedLaunch<DistinctLaunch>) {
         // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { gather_listed(&mapped.launch, mapped.map) }
+    }
+}
+
+entry! {
+    #[cfg(feature = "rows")]
+    /// Gathers the listed rows from striped drives. Blocks and threads as of `nvme_gather_striped`.
+    ///
+    /// # Safety
+    /// As `nvme_gather_striped` and `nvme_list_rows`, which comes before it in the stream.
+    pub unsafe fn nvme_gather_listed_striped(stripes: DistinctStripes) {
+        // SAFETY: the caller keeps the conditions under `# Safety`.
+        unsafe { gather_listed_striped(&stripes, OneRange) }
+    }
+}
+
+entry! {
+    #[cfg(feature = "mapped")]
+    /// Does the same as `nvme_gather_listed_striped` for a table in several ranges.
+    ///
+    /// # Safety
+    /// As `nvme_gather_listed_striped`; the ranges as for [`nvme_gather_mapped`](super::nvme_gather_mapped).
+    pub unsafe fn nvme_gather_listed_striped_mapped(mapped: MappedLaunch<DistinctStripes>) {
+        // SAFETY: the caller keeps the conditions under `# Safety`.
+        unsafe { gather_listed_striped(&mapped.launch, mapped.map) }
     }
 }
 
@@ -366,20 +391,48 @@ unsafe fn list(distinct: &DistinctLaunch) {
     }
 }
 
+/// Returns the number of positions in the list: 0 if another run has disturbed this one.
+///
+/// # Safety
+/// As [`nvme_gather_listed`].
+#[inline(always)]
+unsafe fn listed(distinct: &DistinctLaunch) -> u64 {
+    // SAFETY: the caller vouches for the words.
+    match unsafe { is_contended(distinct, &WholeBlock::here()) } {
+        true => 0,
+        // SAFETY: the caller vouches for the words, which no launch changes meanwhile.
+        false => unsafe { word(distinct, LISTED) }
+            .load(Order::Relaxed, Scope::Gpu)
+            .into(),
+    }
+}
+
+/// # Safety
+/// As [`nvme_gather_listed_striped`]; the ranges of the table are valid as [`ExtentMap`](crate::extents::ExtentMap)
+/// documents.
+#[inline(always)]
+pub(super) unsafe fn gather_listed_striped<M: RowMap>(stripes: &DistinctStripes, map: M) {
+    let distinct = &stripes.distinct;
+    let striped = StripedGather {
+        gather: distinct.gather,
+        members: stripes.members,
+        stripe_shift: stripes.stripe_shift,
+        member_count: stripes.member_count,
+    };
+    // SAFETY: the caller keeps the conditions under `# Safety`.
+    let count = unsafe { listed(distinct) };
+    if !is_block_without(&striped.gather, count) {
+        gather_striped(&striped, map, (count, ListedRows(distinct.list)));
+    }
+}
+
 /// # Safety
 /// As [`nvme_gather_listed`]; the ranges of the table are valid as [`ExtentMap`](crate::extents::ExtentMap) documents.
 #[inline(always)]
 unsafe fn gather_listed<M: RowMap>(distinct: &DistinctLaunch, map: M) {
-    let block = WholeBlock::here();
-    // SAFETY: the caller vouches for the words.
-    let listed = match unsafe { is_contended(distinct, &block) } {
-        true => 0,
-        // SAFETY: the caller vouches for the words, which no launch changes meanwhile.
-        false => unsafe { word(distinct, LISTED) }.load(Order::Relaxed, Scope::Gpu),
-    };
     let rows = &distinct.gather;
     // SAFETY: the caller keeps the conditions under `# Safety`.
-    let Some((inside, block, count)) = (unsafe { enter_warp(rows, listed.into()) }) else {
+    let Some((inside, block, count)) = (unsafe { enter_warp(rows, listed(distinct)) }) else {
         return;
     };
     let gate = inside.gate;

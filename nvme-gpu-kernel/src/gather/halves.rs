@@ -6,11 +6,12 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::batched::{BatchOrigin, BatchWork, EnteredBlock, command, load_id, row_of_thread};
+use super::batched::{BatchOrigin, BatchWork, EnteredBlock, command};
 use super::map::{OneRange, RowMap};
 use crate::arch;
 use crate::gate::{AdmissionGate, GateEpoch};
 use crate::groups::{GpuThread, WholeBlock};
+use crate::launch;
 use crate::rows::{HalvedGather, RECORD_BYTES};
 use crate::station::{self, NO_STATION};
 use crate::{BatchRecord, BegunBatch};
@@ -72,8 +73,8 @@ pub(super) unsafe fn begin<M: RowMap>(halved: &HalvedGather, map: M) {
     };
     let block = WholeBlock::here();
     let first = u64::from(arch::block()) * u64::from(batched.rows_of_block);
-    let (index, is_live) = row_of_thread(batched, first);
-    let id = load_id(batched, first);
+    let (index, is_live) = launch::row_of_thread(batched, first);
+    let id = launch::id_of_thread(batched, first);
     let mut claimed = None;
     if block.leads() && record.open() {
         claimed = station::claim_now(rows, halved.held_stations, &gate);
@@ -158,7 +159,7 @@ pub(super) unsafe fn resume<M: RowMap>(
     };
     let block = WholeBlock::here();
     let first = u64::from(arch::block()) * u64::from(batched.rows_of_block);
-    let (index, is_live) = row_of_thread(batched, first);
+    let (index, is_live) = launch::row_of_thread(batched, first);
     let mut id = -1;
     if is_live {
         // SAFETY: the host vouches for a word for each row.

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::extents::{ExtentMap, RowSpan};
-use crate::rows::GatherLaunch;
+use crate::rows::{GatherLaunch, StripedMember};
 
 /// Location of a table. Each kernel is compiled for both implementations.
 pub trait RowMap: Copy {
@@ -23,6 +23,23 @@ pub trait RowMap: Copy {
 
     /// Returns both numbers of a part; `None` if the table is in one range, which keeps none.
     fn numbers(part: Self::Part) -> Option<(u32, u32)>;
+
+    /// Returns the drive whose rows alone the block gathers, with its number; `None` if it gathers all rows.
+    #[inline(always)]
+    fn member(&self) -> Option<(u32, &StripedMember)> {
+        None
+    }
+
+    /// Returns true if the block gathers row `id`, or reports that the table has no such row; and the first part of the
+    /// row, as [`span`](Self::span) does.
+    ///
+    /// # Safety
+    /// As [`span`](Self::span).
+    #[inline(always)]
+    unsafe fn row_of_block(&self, rows: &GatherLaunch, id: i64) -> (bool, Option<RowSpan>) {
+        // SAFETY: the caller keeps the conditions under `# Safety`.
+        (true, unsafe { self.span(rows, (id, 0)) })
+    }
 }
 
 /// A table in one range, which begins at the first byte of the launch.

@@ -3,9 +3,12 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::{batched, gather_some, gather_striped, halves};
+use super::striped::{self, AllRows, gather_striped};
+use super::{batched, cached, gather_cached, gather_some, halves};
 use crate::extents::MappedLaunch;
-use crate::rows::{Batched, GatherLaunch, HalvedGather, StripedGather};
+use crate::rows::{
+    Batched, BatchedStripes, CachedBatched, CachedGather, GatherLaunch, HalvedGather, StripedGather,
+};
 
 entry! {
     #[cfg(feature = "mapped")]
@@ -30,6 +33,31 @@ entry! {
     pub unsafe fn nvme_gather_batched_mapped(mapped: MappedLaunch<Batched>) {
         // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { batched::gather(&mapped.launch, mapped.map) }
+    }
+}
+
+entry! {
+    #[cfg(feature = "mapped")]
+    /// Gathers rows through a cache of rows in GPU memory.
+    ///
+    /// # Safety
+    /// The conditions of `nvme_gather_cached`; the ranges are valid as for [`nvme_gather_mapped`].
+    pub unsafe fn nvme_gather_cached_mapped(mapped: MappedLaunch<CachedGather>) {
+        // SAFETY: the caller keeps the conditions under `# Safety`.
+        unsafe { gather_cached(&mapped.launch, mapped.map) }
+    }
+}
+
+entry! {
+    #[cfg(feature = "mapped")]
+    /// Gathers rows through a cache of rows by queues that its blocks own.
+    ///
+    /// # Safety
+    /// The conditions of `nvme_gather_batched_cached`; the ranges are valid as for [`nvme_gather_mapped`], and no row lies
+    /// in two of them.
+    pub unsafe fn nvme_gather_batched_cached_mapped(mapped: MappedLaunch<CachedBatched>) {
+        // SAFETY: the caller keeps the conditions under `# Safety`.
+        unsafe { cached::gather(&mapped.launch, mapped.map) }
     }
 }
 
@@ -64,6 +92,19 @@ entry! {
     /// # Safety
     /// The conditions of `nvme_gather_striped`; the ranges are valid as for [`nvme_gather_mapped`].
     pub unsafe fn nvme_gather_striped_mapped(mapped: MappedLaunch<StripedGather>) {
-        gather_striped(&mapped.launch, mapped.map);
+        let count = mapped.launch.gather.count;
+        gather_striped(&mapped.launch, mapped.map, (count, AllRows));
+    }
+}
+
+entry! {
+    #[cfg(feature = "mapped")]
+    /// Gathers rows of several drives by queues that its blocks own.
+    ///
+    /// # Safety
+    /// The conditions of `nvme_gather_batched_striped`; the ranges are valid as for [`nvme_gather_mapped`].
+    pub unsafe fn nvme_gather_batched_striped_mapped(mapped: MappedLaunch<BatchedStripes>) {
+        // SAFETY: the caller keeps the conditions under `# Safety`.
+        unsafe { striped::gather_batched(&mapped.launch, mapped.map) }
     }
 }

@@ -11,7 +11,7 @@
 use crate::arch;
 use crate::gate::{AdmissionGate, GateReference, words};
 use crate::groups::{AnyLanes, GroupedThread};
-use crate::rows::{BLOCK_WARPS, MEMBERS, StripedGather, StripedMember, code};
+use crate::rows::{BLOCK_WARPS, GatherLaunch, MEMBERS, StripedGather, StripedMember, code};
 use crate::station::{self, NO_STATION};
 use nvme_core::SharedQueue;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
@@ -167,7 +167,7 @@ impl<'r> StripeMembers<'r> {
         arch::sync_warp(arch::FULL);
         if from >> arch::lane() & 1 == 1
             && let Some(of) = member(self.rows, arch::lane())
-            && let Some(party) = party(self.rows, of, self.station)
+            && let Some(party) = party_at(self.rows, of, self.station)
         {
             if lost {
                 party.gate.report_trouble();
@@ -204,15 +204,41 @@ pub fn enter(rows: &StripedGather) -> (u32, u32) {
     let passed = match (station, of) {
         (NO_STATION, _) => is_open(rows, lane),
         (_, None) => false,
-        (_, Some(of)) => party(rows, of, station).is_some_and(|party| party.enter(BLOCK_WARPS)),
+        (_, Some(of)) => party_at(rows, of, station).is_some_and(|party| party.enter(BLOCK_WARPS)),
     };
     arch::sync_warp(arch::FULL);
     (station, arch::ballot(arch::FULL, passed))
 }
 
+/// Takes one of the first `count` stations for a block that uses member `of` alone, and passes its gate.
+#[inline(always)]
+pub fn claim(
+    rows: &StripedGather,
+    (of, count): (&StripedMember, u32),
+    gate: &AdmissionGate<'_>,
+) -> u32 {
+    let enter = |station| party(of, *gate, station).enter(1);
+    station::claim_by((&rows.gather, count), enter, || gate.look().is_err())
+}
+
+/// Leaves the gate of member `of` and frees the station; `lost` says that a command has not ended. The station stays taken
+/// on this member alone then.
+#[inline(always)]
+pub fn leave(
+    (rows, of): (&GatherLaunch, &StripedMember),
+    gate: AdmissionGate<'_>,
+    station: u32,
+    lost: bool,
+) {
+    if station != NO_STATION {
+        party(of, gate, station).leave(1, lost);
+        station::give_back(rows, station);
+    }
+}
+
 /// Returns member `index`, if there is one.
 #[inline(always)]
-fn member(rows: &StripedGather, index: u32) -> Option<&StripedMember> {
+pub fn member(rows: &StripedGather, index: u32) -> Option<&StripedMember> {
     if index >= rows.member_count || index >= MEMBERS {
         return None;
     }
@@ -241,7 +267,7 @@ fn is_open(rows: &StripedGather, index: u32) -> bool {
 }
 
 #[inline(always)]
-fn party<'r>(
+fn party_at<'r>(
     rows: &StripedGather,
     of: &'r StripedMember,
     station: u32,
@@ -253,4 +279,15 @@ fn party<'r>(
         gate: gate(rows, of)?,
         station,
     })
+}
+
+#[inline(always)]
+fn party<'r>(of: &'r StripedMember, gate: AdmissionGate<'r>, station: u32) -> GateReference<'r> {
+    let words = of.stations as usize as *const AtomicU32;
+    GateReference {
+        // SAFETY: the host vouches for a word for each station, used through atomics alone.
+        word: unsafe { &*words.add(station as usize) },
+        gate,
+        station,
+    }
 }

@@ -11,7 +11,6 @@
 #![allow(unsafe_code)]
 
 mod batched;
-#[cfg(feature = "rows")]
 mod cached;
 mod distinct;
 #[cfg(feature = "rows")]
@@ -27,6 +26,7 @@ mod members;
 #[cfg(feature = "rows")]
 mod probe;
 mod row;
+mod striped;
 mod warp;
 #[cfg(feature = "rows")]
 mod wide;
@@ -39,7 +39,8 @@ pub use cached::nvme_gather_batched_cached;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use distinct::{
     nvme_claim_rows, nvme_claim_rows_mapped, nvme_gather_listed, nvme_gather_listed_mapped,
-    nvme_list_rows, nvme_repeat_rows,
+    nvme_gather_listed_striped, nvme_gather_listed_striped_mapped, nvme_list_rows,
+    nvme_repeat_rows,
 };
 #[cfg(not(target_arch = "nvptx64"))]
 pub use end::nvme_end_launch;
@@ -49,11 +50,14 @@ pub use follow::nvme_follow_rows;
 pub use halves::{nvme_begin_batched, nvme_finish_batched};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use mapped::{
-    nvme_begin_batched_mapped, nvme_finish_batched_mapped, nvme_gather_batched_mapped,
+    nvme_begin_batched_mapped, nvme_finish_batched_mapped, nvme_gather_batched_cached_mapped,
+    nvme_gather_batched_mapped, nvme_gather_batched_striped_mapped, nvme_gather_cached_mapped,
     nvme_gather_mapped, nvme_gather_striped_mapped,
 };
 #[cfg(not(target_arch = "nvptx64"))]
 pub use probe::{nvme_check_rows, nvme_copy_rows};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use striped::{nvme_gather_batched_striped, nvme_gather_striped};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use wide::nvme_widen_rows;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -69,14 +73,12 @@ use crate::launch_end;
 use crate::row_cache::{RowCache, epoch, write_copy};
 use crate::rows::{
     BLOCK_THREADS, BLOCK_WARPS, CacheWords, CachedGather, GatherLaunch, ListHead, ListedLaunch,
-    RangeSplit, RangesLaunch, STATION_CELLS, StripedGather, WARP_BYTES, code, worst,
+    RangeSplit, RangesLaunch, code, worst,
 };
-use crate::station::{self, NO_STATION};
+use crate::station::NO_STATION;
 use hits::HitCount;
 use map::{OneRange, RowMap};
-use members::StripeMembers;
 use nvme_core::group::ThreadGroup;
-use nvme_core::stripes::StripeLayout;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use row::RangeSource;
 use warp::{CacheOf, GatherWarp};
@@ -90,7 +92,7 @@ entry! {
     /// shared.
     pub unsafe fn nvme_gather(rows: GatherLaunch) {
         // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
-        unsafe { gather(&rows, None, None) }
+        unsafe { gather_some(&rows, OneRange, None, None, rows.count) }
     }
 }
 
@@ -101,22 +103,36 @@ entry! {
     /// # Safety
     /// As [`nvme_gather`]; the words of the cache are valid as [`CachedGather`] documents.
     pub unsafe fn nvme_gather_cached(rows: CachedGather) {
-        // SAFETY: the host vouches for the words of the cache.
-        let Some(cache) = (unsafe { cache_of(&rows.cache) }) else {
-            return;
-        };
-        let cache = CacheOf {
-            cache,
-            // SAFETY: as above.
-            epoch: unsafe { epoch_of(&rows.cache, arch::block() * BLOCK_WARPS + arch::thread() / 32) },
-            data: rows.cache.data,
-            line_bytes: rows.cache.line_bytes,
-            words: rows.cache,
-            hits: 0,
-        };
-        // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
-        unsafe { gather(&rows.gather, Some(cache), None) }
+        // SAFETY: the caller keeps the conditions under `# Safety`.
+        unsafe { gather_cached(&rows, OneRange) }
     }
+}
+
+/// # Safety
+/// As [`nvme_gather_cached`]; the ranges of the table are valid as [`ExtentMap`](crate::extents::ExtentMap) documents.
+#[inline(always)]
+unsafe fn gather_cached<M: RowMap>(rows: &CachedGather, map: M) {
+    // SAFETY: the host vouches for the words of the cache.
+    let Some(cache) = (unsafe { cache_of(&rows.cache) }) else {
+        return;
+    };
+    let cache = CacheOf {
+        cache,
+        // SAFETY: as above.
+        epoch: unsafe {
+            epoch_of(
+                &rows.cache,
+                arch::block() * BLOCK_WARPS + arch::thread() / 32,
+            )
+        },
+        data: rows.cache.data,
+        line_bytes: rows.cache.line_bytes,
+        words: rows.cache,
+        hits: 0,
+    };
+    let gather = &rows.gather;
+    // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
+    unsafe { gather_some(gather, map, Some(cache), None, gather.count) }
 }
 
 entry! {
@@ -129,10 +145,12 @@ entry! {
         arch::parameter(&ranges);
         // SAFETY: the host vouches for every address in the launch, as under `# Safety`.
         unsafe {
-            gather(
+            gather_some(
                 &ranges.gather,
+                OneRange,
                 None,
                 Some((ranges.split, RangeSource::Parameter)),
+                ranges.gather.count,
             )
         }
     }
@@ -190,17 +208,6 @@ fn refuse(rows: &GatherLaunch, pieces: u64) {
     }
 }
 
-entry! {
-    #[cfg(feature = "rows")]
-    /// Gathers rows of several striped drives.
-    ///
-    /// # Safety
-    /// As [`nvme_gather`]; the members are valid as [`StripedGather`] documents.
-    pub unsafe fn nvme_gather_striped(rows: StripedGather) {
-        gather_striped(&rows, OneRange);
-    }
-}
-
 /// Returns the launch's cache; `None` without lines.
 ///
 /// # Safety
@@ -241,20 +248,6 @@ unsafe fn epoch_of(words: &CacheWords, warp: u32) -> u64 {
         by_host.load(Order::Acquire, Scope::Sys),
         by_gpu.load(Order::Acquire, Scope::Gpu),
     )
-}
-
-/// Gathers all rows.
-///
-/// # Safety
-/// As [`nvme_gather`].
-#[inline(always)]
-unsafe fn gather(
-    rows: &GatherLaunch,
-    cache: Option<CacheOf<'_>>,
-    ranges: Option<(RangeSplit, RangeSource)>,
-) {
-    // SAFETY: this function's caller vouches for the launch.
-    unsafe { gather_some(rows, OneRange, cache, ranges, rows.count) }
 }
 
 /// Gathers the first `count` rows, or all if there are fewer.
@@ -329,13 +322,7 @@ unsafe fn enter_warp(
     } else {
         rows.count
     };
-    let lanes = rows.lanes.clamp(1, 32);
-    if u64::from(arch::block() * BLOCK_WARPS * lanes) >= count {
-        // A list may be much shorter than its limit, and passing the gate takes a block without rows tens of
-        // microseconds, so such a block skips it.
-        if block.leads() {
-            launch_end::end_block(rows, 0);
-        }
+    if is_block_without(rows, count) {
         return None;
     }
     // SAFETY: this function's caller vouches for the launch.
@@ -343,53 +330,16 @@ unsafe fn enter_warp(
     Some((inside, block, count))
 }
 
+/// True if none of the `count` rows of the launch is for the block, which has ended then. Every thread of the block calls
+/// it.
 #[inline(always)]
-fn gather_striped<M: RowMap>(striped: &StripedGather, map: M) {
-    let rows = &striped.gather;
-    let Some(stripes) = StripeLayout::shifted(striped.stripe_shift, striped.member_count) else {
-        return;
-    };
-    let block = WholeBlock::here();
-    let warp = arch::thread() / 32;
-    let (mut station, mut inside) = (NO_STATION, 0);
-    if warp == 0 {
-        (station, inside) = members::enter(striped);
+fn is_block_without(rows: &GatherLaunch, count: u64) -> bool {
+    let lanes = rows.lanes.clamp(1, 32);
+    let is_without = u64::from(arch::block() * BLOCK_WARPS * lanes) >= count;
+    if is_without && WholeBlock::here().leads() {
+        // A list may be much shorter than its limit, and passing the gate takes a block without rows tens of
+        // microseconds, so such a block skips it.
+        launch_end::end_block(rows, 0);
     }
-    let station = block.broadcast(station);
-    let inside = block.broadcast(inside);
-    let mut work = GatherWarp {
-        rows,
-        gate: None,
-        queue: None,
-        cache: None,
-        ranges: None,
-        map,
-        count: rows.count,
-        members: Some(StripeMembers::new(striped, stripes, station, inside)),
-        // Without a station the cell is not used.
-        cell: station.wrapping_mul(STATION_CELLS).wrapping_add(warp * 32),
-        slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,
-        ends: match (station, inside) {
-            (NO_STATION, 0) => code::GONE,
-            (NO_STATION, _) => code::NOT_RUN,
-            _ => code::OK,
-        },
-        has_lost: false,
-        failed: WarpFailures::default(),
-    };
-    work.gather_all(
-        arch::block() * BLOCK_WARPS + warp,
-        arch::blocks() * BLOCK_WARPS,
-    );
-    if let Some(members) = &mut work.members {
-        members.leave();
-    }
-    // Every warp has left its slots and the members.
-    let reports = launch::report(rows, &block, (work.failed.rows, work.failed.worst));
-    if block.leads() {
-        if station != NO_STATION {
-            station::give_back(rows, station);
-        }
-        launch_end::end_block(rows, reports);
-    }
+    is_without
 }

@@ -106,23 +106,30 @@ impl<'r, M: RowMap> GatherWarp<'r, '_, M> {
         let mut looked_ns = GpuThread.now_ns();
         while chunk < chunks {
             let index = chunk * lanes + u64::from(arch::lane());
-            if let Some(members) = &mut self.members {
-                // Like `launch::look`, once for all members.
-                let now_ns = GpuThread.now_ns();
-                // Lane 0 decides for all, since lanes may have read the clock at different moments
-                // and must look together. Lanes that decided differently would meet at different
-                // barriers.
-                if shuffle64(now_ns.wrapping_sub(looked_ns), 0) > LOOK_NS {
-                    looked_ns = now_ns;
-                    members.look();
-                }
-            } else {
-                self.ends = launch::look(self.gate, &mut looked_ns, self.ends);
-            }
-            self.ends = arch::shuffle(arch::FULL, self.ends as u32, 0) as i32;
+            self.look(&mut looked_ns);
             self.gather_chunk(index);
             chunk += u64::from(step);
         }
+    }
+
+    /// Looks at the gates when it is time, and leaves those that are shut; `looked_ns` is the time of the last look. Every
+    /// lane calls it.
+    #[inline(always)]
+    fn look(&mut self, looked_ns: &mut u64) {
+        if let Some(members) = &mut self.members {
+            // Like `launch::look`, once for all members.
+            let now_ns = GpuThread.now_ns();
+            // Lane 0 decides for all, since lanes may have read the clock at different moments
+            // and must look together. Lanes that decided differently would meet at different
+            // barriers.
+            if shuffle64(now_ns.wrapping_sub(*looked_ns), 0) > LOOK_NS {
+                *looked_ns = now_ns;
+                members.look();
+            }
+        } else {
+            self.ends = launch::look(self.gate, looked_ns, self.ends);
+        }
+        self.ends = arch::shuffle(arch::FULL, self.ends as u32, 0) as i32;
     }
 
     #[inline(always)]
@@ -147,7 +154,8 @@ impl<'r, M: RowMap> GatherWarp<'r, '_, M> {
                 }
                 let is_shared = self.read(&mut row, piece, wants, is_cut, together);
                 let is_read = wants && row.code == code::OK;
-                let filled = self.fill(&mut row, is_read);
+                // A part is not a row of the cache.
+                let filled = self.fill(&mut row, is_read && !is_cut);
                 let copies = wants && !is_cut || together && is_hit;
                 let copies = copies && row.code == code::OK;
                 match piece {

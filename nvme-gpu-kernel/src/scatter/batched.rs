@@ -33,13 +33,8 @@ entry! {
         };
         let block = WholeBlock::here();
         let first = u64::from(arch::block()) * u64::from(batched.rows_of_block);
-        let index = first + u64::from(arch::thread());
-        let is_live = arch::thread() < batched.rows_of_block && index < rows.count;
-        let mut id = -1;
-        if is_live {
-            // SAFETY: the host vouches for `count` ids.
-            id = unsafe { launch::id(rows, index) };
-        }
+        let (index, is_live) = launch::row_of_thread(batched, first);
+        let id = launch::id_of_thread(batched, first);
         let (mut station, mut is_troubled) = (NO_STATION, false);
         if block.leads() {
             station = station::claim_of(rows, batched.owned.queue_count, &gate);
@@ -98,13 +93,7 @@ fn stage(rows: &GatherLaunch, station: u32, (first, count): (u64, u32)) {
         )
     };
     // SAFETY: the host vouches for `count` rows of the launch, and a slot for each row of a block.
-    unsafe {
-        match rows.unit_shift {
-            4 => units.copy::<4>(count, place),
-            3 => units.copy::<3>(count, place),
-            _ => units.copy::<2>(count, place),
-        }
-    }
+    unsafe { units.copy(rows.unit_shift, count, place) };
 }
 
 /// Writes the thread's slot to the drive from block `block_of` on, if there is one. Returns the code of the row, and true

@@ -4,20 +4,20 @@
 
 use crate::idle;
 use crate::kernels::now_ns;
-use nvme_gpu_kernel::distinct::DistinctLaunch;
+use nvme_gpu_kernel::distinct::{DistinctLaunch, DistinctStripes};
 use nvme_gpu_kernel::entries;
 use nvme_gpu_kernel::extents::MappedLaunch;
 use nvme_gpu_kernel::lanes::{HostGrid, RunningLaunch};
 use nvme_gpu_kernel::rows::{
-    Batched, BatchedScatter, CachedBatched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch,
-    HalvedGather, ListedLaunch, RangesLaunch, SCATTER_ROWS, ScatterLaunch, StripedGather,
-    WidenLaunch,
+    Batched, BatchedScatter, BatchedStripes, CachedBatched, CachedGather, CheckLaunch,
+    FollowLaunch, GatherLaunch, HalvedGather, ListedLaunch, RangesLaunch, SCATTER_ROWS,
+    ScatterLaunch, StripedGather, WidenLaunch,
 };
 use nvme_gpu_kernel::wide_batch::WidenedLaunch;
 use std::rc::Rc;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 31] = [
+pub const NAMES: [&std::ffi::CStr; 37] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
@@ -49,6 +49,12 @@ pub const NAMES: [&std::ffi::CStr; 31] = [
     c"nvme_finish_batched_wide_mapped",
     c"nvme_gather_batched_cached",
     c"nvme_scatter_batched",
+    c"nvme_gather_batched_striped",
+    c"nvme_gather_batched_striped_mapped",
+    c"nvme_gather_listed_striped",
+    c"nvme_gather_listed_striped_mapped",
+    c"nvme_gather_cached_mapped",
+    c"nvme_gather_batched_cached_mapped",
 ];
 
 /// Blocks that run at a time.
@@ -111,12 +117,16 @@ launches! {
     finish_batched nvme_finish_batched HalvedGather;
     gather_cached nvme_gather_cached CachedGather;
     gather_batched_cached nvme_gather_batched_cached CachedBatched;
+    gather_cached_mapped nvme_gather_cached_mapped MappedLaunch<CachedGather>;
+    gather_batched_cached_mapped nvme_gather_batched_cached_mapped MappedLaunch<CachedBatched>;
     gather_mapped nvme_gather_mapped MappedLaunch<GatherLaunch>;
     gather_batched_mapped nvme_gather_batched_mapped MappedLaunch<Batched>;
     begin_batched_mapped nvme_begin_batched_mapped MappedLaunch<HalvedGather>;
     finish_batched_mapped nvme_finish_batched_mapped MappedLaunch<HalvedGather>;
     gather_striped_mapped nvme_gather_striped_mapped MappedLaunch<StripedGather>;
     gather_striped nvme_gather_striped StripedGather;
+    gather_batched_striped nvme_gather_batched_striped BatchedStripes;
+    gather_batched_striped_mapped nvme_gather_batched_striped_mapped MappedLaunch<BatchedStripes>;
     read_ranges nvme_read_ranges RangesLaunch;
     read_listed nvme_read_listed ListedLaunch;
     follow nvme_follow_rows FollowLaunch;
@@ -129,6 +139,8 @@ launches! {
     claim nvme_claim_rows DistinctLaunch;
     list nvme_list_rows DistinctLaunch;
     gather_listed nvme_gather_listed DistinctLaunch;
+    gather_listed_striped nvme_gather_listed_striped DistinctStripes;
+    gather_listed_striped_mapped nvme_gather_listed_striped_mapped MappedLaunch<DistinctStripes>;
     repeat nvme_repeat_rows DistinctLaunch;
     claim_mapped nvme_claim_rows_mapped MappedLaunch<DistinctLaunch>;
     gather_listed_mapped nvme_gather_listed_mapped MappedLaunch<DistinctLaunch>;

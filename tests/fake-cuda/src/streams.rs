@@ -13,11 +13,12 @@ use crate::{
     compute, current_context, examples, fault, kernels, litmus, lock, peer, rows,
 };
 use nvme_gpu_kernel::Kernel;
-use nvme_gpu_kernel::distinct::DistinctLaunch;
+use nvme_gpu_kernel::distinct::{DistinctLaunch, DistinctStripes};
 use nvme_gpu_kernel::extents::MappedLaunch;
 use nvme_gpu_kernel::rows::{
-    Batched, BatchedScatter, CachedBatched, CachedGather, CheckLaunch, FollowLaunch, GatherLaunch,
-    HalvedGather, ListedLaunch, RangesLaunch, ScatterLaunch, StripedGather, WidenLaunch,
+    Batched, BatchedScatter, BatchedStripes, CachedBatched, CachedGather, CheckLaunch,
+    FollowLaunch, GatherLaunch, HalvedGather, ListedLaunch, RangesLaunch, ScatterLaunch,
+    StripedGather, WidenLaunch,
 };
 use nvme_gpu_kernel::wide_batch::WidenedLaunch;
 use nvme_gpu_kernel::work::LaunchArguments;
@@ -535,6 +536,36 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: this kernel takes one `BatchedScatter`.
             let rows = unsafe { **parameters.cast::<*const BatchedScatter>() };
             Arc::new(move || rows::scatter_batched(rows, grid, block))
+        }
+        (None, name) if name == rows::NAMES[31] => {
+            // SAFETY: this kernel takes one `BatchedStripes`.
+            let rows = unsafe { **parameters.cast::<*const BatchedStripes>() };
+            Arc::new(move || rows::gather_batched_striped(rows, grid, block))
+        }
+        (None, name) if name == rows::NAMES[32] => {
+            // SAFETY: this kernel takes one `BatchedStripes` with a map.
+            let mapped = unsafe { **parameters.cast::<*const MappedLaunch<BatchedStripes>>() };
+            Arc::new(move || rows::gather_batched_striped_mapped(mapped, grid, block))
+        }
+        (None, name) if name == rows::NAMES[33] => {
+            // SAFETY: this kernel takes one `DistinctStripes`.
+            let stripes = unsafe { **parameters.cast::<*const DistinctStripes>() };
+            Arc::new(move || rows::gather_listed_striped(stripes, grid, block))
+        }
+        (None, name) if name == rows::NAMES[34] => {
+            // SAFETY: this kernel takes one `DistinctStripes` with a map.
+            let mapped = unsafe { **parameters.cast::<*const MappedLaunch<DistinctStripes>>() };
+            Arc::new(move || rows::gather_listed_striped_mapped(mapped, grid, block))
+        }
+        (None, name) if name == rows::NAMES[35] => {
+            // SAFETY: this kernel takes one `CachedGather` with a map.
+            let mapped = unsafe { **parameters.cast::<*const MappedLaunch<CachedGather>>() };
+            Arc::new(move || rows::gather_cached_mapped(mapped, grid, block))
+        }
+        (None, name) if name == rows::NAMES[36] => {
+            // SAFETY: this kernel takes one `CachedBatched` with a map.
+            let mapped = unsafe { **parameters.cast::<*const MappedLaunch<CachedBatched>>() };
+            Arc::new(move || rows::gather_batched_cached_mapped(mapped, grid, block))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `GatherLaunch`.

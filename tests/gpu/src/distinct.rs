@@ -4,13 +4,15 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{Drive, Job, dice, run_over, several_streams};
+use crate::gather::{Drive, Job, dice, fault_timeout, run_over, several_streams};
 use crate::hazards::{Graph, OwnStream, current};
 use crate::limits::limit;
 use crate::report::{Outcome, Report};
+use crate::stripes;
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::RowTable;
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 /// Number of rows from which on a gather looks for ids that come again.
 const LEAST: usize = 4096;
@@ -34,6 +36,59 @@ pub fn all(report: &mut Report, bench: &Bench) {
             crate::gather::faults(bench, (name, fault), LEAST + 100, None)
         });
     }
+}
+
+/// The same over drives in stripes.
+pub fn of_stripes(report: &mut Report, bench: &Bench) {
+    report.test("stripes/distinct/shapes", |_| {
+        shapes(&stripes::open(bench, "", limit())?)
+    });
+    report.test("stripes/distinct/fault/status", |_| {
+        status_of_stripes(bench)
+    });
+    for (name, fault) in [
+        ("dropped", "drop@op=read,nth=40"),
+        ("dead-cfs", "cfs@op=read,nth=40"),
+    ] {
+        report.test(&format!("stripes/distinct/fault/{name}"), |_| {
+            let drive = stripes::open(bench, fault, fault_timeout(bench, fault))?;
+            let table = drive.table(100, 5000);
+            let told = stripes::faults_of(&drive, (table, LEAST + 100), true)?;
+            match drive.store().stats().unique_read {
+                0 => Err("no gather looked for rows that come again".to_owned()),
+                _ => Ok(told),
+            }
+        });
+    }
+}
+
+/// One drive fails reads again and again: rows on it fail alone. Many reads are those of several rows and are repeated, so
+/// that a launch may have no failed row.
+fn status_of_stripes(bench: &Bench) -> Outcome<String> {
+    let drive = stripes::open(bench, "status:0x281@op=read,every=25", limit())?;
+    let (table, mut throw) = (drive.table(100, 5000), dice(44));
+    let (begin, mut launches) = (Instant::now(), 0);
+    while begin.elapsed() < limit() {
+        let ids: Vec<i64> = (0..LEAST).map(|_| throw(table.rows) as i64).collect();
+        let job = Job::new(&drive, table, ids, true, 0)?;
+        let (codes, failures) = drive.run_and_tell(&job)?;
+        launches += 1;
+        let mut failed = 0;
+        for (id, code) in job.ids().iter().zip(&codes) {
+            match *code {
+                code::OK => continue,
+                0x281 if stripes::needs_bad(&table, *id) => failed += 1,
+                code => return Err(format!("row {id}: {code}")),
+            }
+        }
+        if failed > 0 {
+            return match failures.member {
+                Some(1) => Ok(format!("{failed} rows failed in {launches} gathers")),
+                other => Err(format!("member {other:?} failed {failed} rows")),
+            };
+        }
+    }
+    Err(format!("no row failed in {launches} gathers"))
 }
 
 /// Returns ids in which rows repeat in several ways, with ids that the table does not have.

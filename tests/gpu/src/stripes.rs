@@ -1,7 +1,10 @@
 //! Gathers over drives in stripes, whose reads the GPU submits to all of them: every row, also rows that begin in one
 //! stripe and end in the next, and the results of rows when a member fails.
 
+mod owned;
+
 use crate::bench::Bench;
+use crate::distinct;
 use crate::gather::{Drive, Job, dice, fault_timeout, outages_of, shapes_of, text};
 use crate::hazards::{current, outlives, replay};
 use crate::lifetimes::free_bytes;
@@ -44,6 +47,8 @@ pub fn all(report: &mut Report, bench: &Bench) {
         });
     }
     report.test("stripes/left", |_| left(bench));
+    owned::all(report, bench);
+    distinct::of_stripes(report, bench);
     report.case("stripes/graph/replay", |options| {
         let rounds = (options.commands / 1000).clamp(3, 1000);
         let drive = open(bench, "", limit());
@@ -56,15 +61,20 @@ pub fn all(report: &mut Report, bench: &Bench) {
     });
 }
 
-/// Opens drives with blocks of two sizes, one of which may have a fault.
+/// Opens drives with blocks of two sizes, one of which may have a fault. They have too few queues for blocks to own.
 pub fn open(bench: &Bench, fault: &str, timeout: Duration) -> Outcome<Drive> {
+    open_with(bench, 8, (fault, timeout))
+}
+
+/// Opens the same with `queues` queues of each drive.
+fn open_with(bench: &Bench, queues: u32, (fault, timeout): (&str, Duration)) -> Outcome<Drive> {
     let members = (0..MEMBERS).map(|member| {
         let block = if member == 2 { 4096 } else { 512 };
         let fault = match (member, fault) {
             (BAD, "") | (0 | 2.., _) => String::new(),
             (_, fault) => format!("&fault={fault}"),
         };
-        format!("sim:mem?size=4MiB&block={block}&queues=8&threads=2{fault}")
+        format!("sim:mem?size=4MiB&block={block}&queues={queues}&threads=2{fault}")
     });
     let members = members.collect::<Vec<_>>().join("|");
     let name = format!("stripe:{members}?stripe={}KiB", STRIPE_BYTES >> 10);
@@ -72,7 +82,7 @@ pub fn open(bench: &Bench, fault: &str, timeout: Duration) -> Outcome<Drive> {
 }
 
 /// Returns whether row `id` needs the member with the fault.
-fn needs_bad(table: &RowTable, id: i64) -> bool {
+pub fn needs_bad(table: &RowTable, id: i64) -> bool {
     let first = table.first_byte + id as u64 * u64::from(table.row_bytes);
     let last = first + u64::from(table.row_bytes) - 1;
     (first / STRIPE_BYTES..=last / STRIPE_BYTES).any(|stripe| stripe % MEMBERS == BAD)
@@ -82,13 +92,22 @@ fn needs_bad(table: &RowTable, id: i64) -> bool {
 fn fault_of(bench: &Bench, fault: &str, comes_back: bool) -> Outcome<String> {
     let timeout = fault_timeout(bench, fault);
     let drive = open(bench, fault, timeout)?;
-    let mut throw = dice(9);
     // Rows are no whole blocks: about every eighth lies on two members.
     let table = drive.table(100, 5000);
+    faults_of(&drive, (table, 600), comes_back)
+}
+
+/// The same for gathers of `count` rows of `table`.
+pub fn faults_of(
+    drive: &Drive,
+    (table, count): (RowTable, usize),
+    comes_back: bool,
+) -> Outcome<String> {
+    let mut throw = dice(9);
     let (begin, mut failed, mut launches) = (Instant::now(), 0, 0);
     loop {
-        let ids = (0..600).map(|_| throw(table.rows) as i64).collect();
-        let job = Job::new(&drive, table, ids, true, 0)?;
+        let ids = (0..count).map(|_| throw(table.rows) as i64).collect();
+        let job = Job::new(drive, table, ids, true, 0)?;
         let (codes, failures) = drive.run_and_tell(&job)?;
         launches += 1;
         let mut wrong = job.ids().iter().zip(&codes);

@@ -114,13 +114,15 @@ fn rows_are_well() {
         "stripes/fault",
         "stripes/left",
         "stripes/graph/outlives",
+        "stripes/owned",
+        "stripes/distinct",
         "stripes/wide",
         "stripes/scaled",
         "by-host/",
         "ranges/",
         "graphs/",
     ];
-    all_pass("rows", 115, &chosen);
+    all_pass("rows", 128, &chosen);
 }
 
 #[test]

@@ -44,8 +44,10 @@ fn nothing_is_found_where_nothing_is_wrong_and_everything_happens() {
             assert!(!two.lines.is_empty());
         }
     }
+    let of_stripes = ["owned_stripes"];
     for (name, count) in counts.named() {
-        assert!(count >= 10, "{name}: {count} in {HONEST} seeds");
+        let is_due = count >= 10 || of_stripes.contains(&name);
+        assert!(is_due, "{name}: {count} in {HONEST} seeds");
     }
 }
 
@@ -68,10 +70,11 @@ fn a_row_in_stripes_fails_for_its_own_drives_alone() {
         gone,
         lost,
         recoveries,
+        owned_stripes,
         ..
     } = counts;
     assert!(rows >= 1000, "{counts:?}");
-    for count in [failed, gone, lost, recoveries] {
+    for count in [failed, gone, lost, recoveries, owned_stripes] {
         assert!(count >= 5, "{counts:?}");
     }
 }

@@ -167,6 +167,18 @@ def of_gpu(found, values, ids):
     return found.tobytes() == values[np.asarray(ids)].tobytes()
 
 
+def twice_by_cache(store, table, values, ids):
+    """Gathers rows through a cache: the second time all of them are in it, unless a write comes between."""
+    cached, hits = table.cached(16 << 20), []
+    for number in range(4):
+        before = store.stats()["cache_hits"]
+        assert of_gpu(cached[Device(ids)], values, ids)
+        hits.append(store.stats()["cache_hits"] - before)
+        if number == 1:
+            store.write(store.read(512), 0)
+    assert hits[1] == hits[3] == len(ids) and max(hits[0], hits[2]) < len(ids), hits
+
+
 @pytest.mark.parametrize("ids", [IDS, list(range(SHARDS * SHARD_ROWS))])
 def test_the_gpu_gathers_from_a_drive_by_one_launch(tmp_path, checkpoint, on_gpu, ids):
     """The files as they are, one after the other on a drive; those at odd places have rows of no unit."""
@@ -185,6 +197,7 @@ def test_the_gpu_gathers_from_a_drive_by_one_launch(tmp_path, checkpoint, on_gpu
         after = store.stats()
         assert after["shared_gathers"] + after["owned_gathers"] == before["shared_gathers"] + before["owned_gathers"] + 1
         assert after["commands"] == before["commands"], "the CPU's queues moved nothing"
+        twice_by_cache(store, table, checkpoint[1], ids)
         status = Device([9] * 4, "<i4")
         out = table.gather(Device([len(checkpoint[1]), 1, -5, 1 << 40]), status=status)
         with pytest.raises(nvme_gpu.Usage):
@@ -213,6 +226,10 @@ def test_rows_in_two_extents_go_by_queues_that_blocks_own(on_gpu):
                 begun = table.prefetch(Device(ids))
                 assert of_gpu(begun.result(), values, ids)
                 assert store.stats()["begun_gathers"] == before["begun_gathers"] + 1
+            # A row in two ranges is read each time.
+            cached = table.cached(1 << 20)
+            for _ in range(2):
+                assert of_gpu(cached[Device(range(rows))], values, range(rows))
             table.check()
             assert table[[5, 2]].tobytes() == values[[5, 2]].tobytes()
 
@@ -233,19 +250,28 @@ def test_rows_with_borders_inside_of_blocks_go_by_shared_queues(on_gpu):
         assert of_gpu(begun.result(), values, ids)
 
 
-@pytest.mark.parametrize("device", ["stripe:{}|{}|{}?stripe=4KiB", "joined:{}|{}|{}"])
+@pytest.mark.parametrize("device", ["stripe:{}|{}|{}?stripe=1KiB", "joined:{}|{}|{}"])
 def test_drives_together_have_one_table(on_gpu, device):
     member = f"sim:mem?size=1MiB&block=512&{GPU}"
     with nvme_gpu.open(device.format(member, member, member), gpu=0, gpu_queues=4) as store:
         assert store.path["data"] == "gpu"
         values, shards = rows_of_shards(30)
-        pieces = [((29 - at) * 102_400 + 8 + at, one.nbytes) for at, one in enumerate(shards)]
+        pieces = [((29 - at) * 102_400 + 8 + 4 * at, one.nbytes) for at, one in enumerate(shards)]
         for (place, _), shard in zip(pieces, shards):
             store.write(shard.tobytes(), place)
         table = nvme_gpu.Table(store, 0, values.shape, "uint8", ranges=pieces)
-        ids = np.random.default_rng(5).integers(0, len(values), 300).tolist()
+        ids = np.random.default_rng(5).integers(0, len(values), 100).tolist()
+        before = store.stats()
         assert of_gpu(table[Device(ids)], values, ids)
+        now = store.stats()
+        # Members that are joined hold whole shards; a stripe may end inside a row.
+        kind = "owned_gathers" if device.startswith("joined") else "shared_gathers"
+        assert now[kind] == before[kind] + 1
         is_same(table, values, ids)
+        # Of many rows each distinct one is read once.
+        many = np.random.default_rng(6).integers(0, len(values), 5000).tolist()
+        assert of_gpu(table[Device(many)], values, many)
+        assert store.stats()["unique_read"] == now["unique_read"] + len(set(many))
 
 
 def test_a_host_thread_gathers_from_files_for_the_gpu(checkpoint, on_gpu):

@@ -7,11 +7,13 @@ use super::pending::PendingRows;
 use super::request::{RowRequest, RowTable};
 use super::slot::Named;
 use super::wide::WideRows;
-use super::{GatherOptions, GpuRows, TableMap};
+use super::{GatherOptions, GpuRows, StripedRows, TableMap, put_one};
 use nvme_core::handoff::QueueWords;
 use nvme_driver::error::Result;
 use nvme_gpu_kernel::QueueArray;
-use nvme_gpu_kernel::rows::{BLOCK_THREADS, Batched, GatherLaunch, STATION_BYTES};
+use nvme_gpu_kernel::rows::{
+    BLOCK_THREADS, Batched, BatchedStripes, GatherLaunch, STATION_BYTES, StripedGather,
+};
 use nvme_gpu_kernel::wide_batch::WidenedLaunch;
 use std::sync::atomic::Ordering;
 
@@ -32,7 +34,7 @@ pub(super) const LEAST_SHIFT: u32 = 2;
 /// Number of loads that a thread has in flight while it copies, if there are enough threads.
 const THREAD_UNITS: u64 = 4;
 
-/// Blocks and threads of a launch of `nvme_gather_batched` or `nvme_scatter_batched`.
+/// Blocks and threads of a launch of one of the kernels whose blocks own queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OwnedShape {
     pub blocks: u32,
@@ -54,14 +56,21 @@ impl GpuRows {
         Some((self.owned_launch(launch, shape, map)?, shape))
     }
 
-    /// Returns the same as [`batched`](Self::batched) for a gather through a cache.
-    pub(super) fn batched_cached(&self, launch: &GatherLaunch) -> Option<(Batched, OwnedShape)> {
+    /// Returns the same as [`batched`](Self::batched) for a gather through a cache, which takes whole rows alone.
+    pub(super) fn batched_cached(
+        &self,
+        launch: &GatherLaunch,
+        map: Option<&TableMap>,
+    ) -> Option<(Batched, OwnedShape)> {
+        if map.is_some_and(|map| !map.is_of_whole_rows()) {
+            return None;
+        }
         let limits = (
             self.most_of_block,
             self.owned_bytes.saturating_mul(CACHED_TIMES),
         );
         let shape = OwnedShape::of(launch, (self.owned, CACHED_ROWS), limits)?;
-        Some((self.owned_launch(launch, shape, None)?, shape))
+        Some((self.owned_launch(launch, shape, map)?, shape))
     }
 
     /// Returns the same as [`batched`](Self::batched) for the two launches of a gather in halves: its blocks take the
@@ -123,18 +132,10 @@ impl GpuRows {
                     ..widened.launch
                 };
                 let widened = WidenedLaunch { launch, ..widened };
-                // SAFETY: the kernel takes one such launch, or one with a map; the caller vouches for its addresses.
-                unsafe {
-                    match map {
-                        Some(map) => {
-                            let kernel = map.kernels.gather_batched_wide;
-                            kernels.launch_of(stream, kernel, size, &map.launch(widened))
-                        }
-                        None => {
-                            kernels.launch_of(stream, kernels.gather_batched_wide, size, &widened)
-                        }
-                    }
-                }
+                let kernel = kernels.gather_batched_wide;
+                let mapped = |map: &TableMap| map.kernels.gather_batched_wide;
+                // SAFETY: the kernels take one such launch, or one with a map; the caller vouches for its addresses.
+                unsafe { put_one(kernels, (kernel, mapped), (size, map), widened, stream) }
             },
         )
     }
@@ -164,6 +165,55 @@ impl GpuRows {
             reserved: 0,
         })
     }
+}
+
+impl StripedRows {
+    /// Returns the launch over the stripes that gathers the same rows by queues that its blocks own, and its shape; `None`
+    /// as [`GpuRows::batched`], and for rows that may lie on two drives.
+    pub(super) fn batched(
+        &self,
+        striped: &StripedGather,
+        map: Option<&TableMap>,
+    ) -> Option<(BatchedStripes, OwnedShape)> {
+        let (launch, drives) = (&striped.gather, striped.member_count);
+        let least = |of: fn(&GpuRows) -> u64| self.members().map(of).min().unwrap_or(0);
+        let owned = least(|one| one.owned.into()) as u32;
+        let blocks = owned.checked_div(drives).unwrap_or(0);
+        let limits = (
+            least(|one| one.most_of_block.into()) as u32,
+            least(|one| one.owned_bytes),
+        );
+        // A block reads its drive's share of the rows that it looks at.
+        let few = FEW_ROWS * u64::from(drives);
+        let is_on_one = is_on_one_drive(striped, map);
+        let shape = OwnedShape::of(launch, (blocks, few), limits).filter(|_| is_on_one)?;
+        let launch = BatchedStripes {
+            striped: *striped,
+            rows_of_block: shape.rows_of_block,
+            owned,
+        };
+        let blocks = shape.blocks * drives;
+        Some((launch, OwnedShape { blocks, ..shape }))
+    }
+}
+
+/// True if no row lies in two stripes: they divide a stripe evenly, or all rows of a range lie in one stripe.
+fn is_on_one_drive(striped: &StripedGather, map: Option<&TableMap>) -> bool {
+    let (launch, shift) = (&striped.gather, striped.stripe_shift);
+    let row_bytes = u64::from(launch.row_bytes);
+    // The first byte of a table in several ranges stands for all beginnings and lengths of ranges.
+    let is_even = row_bytes.is_power_of_two()
+        && row_bytes <= 1 << shift
+        && launch.first_byte.is_multiple_of(row_bytes);
+    let is_inside = || match map {
+        Some(map) => map.is_in_stripes(shift),
+        None => {
+            let bytes = launch.rows.saturating_mul(row_bytes);
+            let last = launch.first_byte.saturating_add(bytes.max(1) - 1);
+            (launch.first_byte ^ last) >> shift == 0
+        }
+    };
+    is_even || is_inside()
 }
 
 /// Returns the number of the `owned` queues that gathers in halves may hold between their launches. The remaining ones
@@ -277,5 +327,27 @@ mod tests {
         assert_eq!(shape(&of(beyond, 4096, 4096, 4), 32, 256), None);
         assert_eq!(shape(&of(8, 256, 512, 4), 0, 256), None);
         assert_eq!(shape(&of(257, 256, 512, 4), 1, 256), None);
+    }
+    #[test]
+    fn rows_of_stripes_lie_on_one_drive_or_are_refused() {
+        let is_on_one = |first_byte, row_bytes, rows| {
+            let launch = GatherLaunch {
+                first_byte,
+                rows,
+                ..of(1, row_bytes, 512, 2)
+            };
+            let striped = StripedGather {
+                gather: launch,
+                stripe_shift: 12,
+                ..StripedGather::default()
+            };
+            is_on_one_drive(&striped, None)
+        };
+        assert!(is_on_one(0, 512, 1000) && is_on_one(1536, 512, 1000));
+        assert!(is_on_one(4096, 4096, 9));
+        assert!(!is_on_one(256, 512, 1000) && !is_on_one(0, 96, 1000));
+        // One stripe has all of them.
+        assert!(is_on_one(4096 + 8, 96, 42) && !is_on_one(4096 + 8, 96, 43));
+        assert!(!is_on_one(0, 8192, 10));
     }
 }

@@ -7,11 +7,11 @@ use super::pending::{LaunchSequence, PendingRows};
 use super::records::RecordMemory;
 use super::slot::Named;
 use super::wide::WideRows;
-use super::{GatherOptions, GpuRows, TableMap, closed};
+use super::{GatherOptions, GpuRows, TableMap, closed, put_one};
 use nvme_core::spec::nvm;
 use nvme_driver::error::{Error, Result};
-use nvme_gpu_kernel::distinct::{DistinctLaunch, WORDS, span_shift};
-use nvme_gpu_kernel::rows::{BLOCK_THREADS, GatherLaunch};
+use nvme_gpu_kernel::distinct::{DistinctLaunch, DistinctStripes, WORDS, span_shift};
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, GatherLaunch, StripedGather};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -52,6 +52,16 @@ impl DistinctLayout {
 /// True if a gather of `count` rows looks for ids that come again.
 fn is_for(count: u64) -> bool {
     (LEAST_ROWS..=MOST_ROWS).contains(&count)
+}
+
+/// The place of the rows of such a gather.
+#[derive(Clone)]
+pub(super) struct DistinctPlace<'m> {
+    pub map: Option<&'m TableMap>,
+    /// Drives in stripes instead of one; its gather is not used.
+    pub stripes: Option<StripedGather>,
+    /// What the place refers to.
+    pub named: Named,
 }
 
 impl GpuRows {
@@ -104,7 +114,7 @@ impl GpuRows {
         &self,
         (distinct, memory): (DistinctLaunch, Arc<RecordMemory>),
         wide: &WideRows,
-        ways: GatherOptions<'_>,
+        place: DistinctPlace<'_>,
         stream: u64,
     ) -> Result<PendingRows> {
         let kernels = self.kernels.as_ref().ok_or_else(closed)?;
@@ -117,13 +127,17 @@ impl GpuRows {
                 .pop()
                 .ok_or_else(|| Error::internal("too few launches"))
         };
-        let named: Named = TableMap::named(ways.map, Some(Arc::clone(&memory) as _));
+        let kept: Named = Some(match &place.named {
+            Some(other) => Arc::new((Arc::clone(&memory), Arc::clone(other))) as _,
+            None => Arc::clone(&memory) as _,
+        });
+        let named = TableMap::named(place.map, kept);
         self.state.counts.shared.fetch_add(1, Ordering::Relaxed);
         let _guest = self.gpu().enter()?;
         let enqueued = LaunchSequence::run(self.gpu(), stream, |sequence| {
             // SAFETY: the caller vouches for the addresses of the gather; the others are those of `memory`, which stays
             // until the launches have ended.
-            sequence.kernel(|| unsafe { put_claim(kernels, &distinct, ways.map, stream) })?;
+            sequence.kernel(|| unsafe { put_claim(kernels, &distinct, place.map, stream) })?;
             // SAFETY: as above; the kernel takes one `DistinctLaunch`.
             sequence.kernel(|| unsafe {
                 kernels.launch(
@@ -137,18 +151,8 @@ impl GpuRows {
             let gathered =
                 self.start(distinct.gather, slot, stream, |kernels, gather, blocks| {
                     let distinct = DistinctLaunch { gather, ..distinct };
-                    // SAFETY: as above; the kernels take one `DistinctLaunch`, or one with a map.
-                    unsafe {
-                        match ways.map {
-                            Some(map) => {
-                                let kernel = map.kernels.gather_listed;
-                                kernels.launch(stream, kernel, blocks, &map.launch(distinct))
-                            }
-                            None => {
-                                kernels.launch(stream, kernels.gather_listed, blocks, &distinct)
-                            }
-                        }
-                    }
+                    // SAFETY: as above.
+                    unsafe { put_listed(kernels, (distinct, blocks), &place, stream) }
                 })?;
             sequence.add(gathered, 0);
             let gather = distinct.gather;
@@ -201,15 +205,63 @@ unsafe fn put_claim(
     map: Option<&TableMap>,
     stream: u64,
 ) -> Result<()> {
-    let blocks = blocks(kernels, distinct);
+    let size = (blocks(kernels, distinct), BLOCK_THREADS);
+    let mapped = |map: &TableMap| map.kernels.claim_rows;
     // SAFETY: the kernels take one `DistinctLaunch`, or one with a map; the caller vouches for its addresses.
     unsafe {
-        match map {
-            Some(map) => {
-                let kernel = map.kernels.claim_rows;
-                kernels.launch(stream, kernel, blocks, &map.launch(*distinct))
+        put_one(
+            kernels,
+            (kernels.claim_rows, mapped),
+            (size, map),
+            *distinct,
+            stream,
+        )
+    }
+}
+
+/// Enqueues the third launch, with `blocks` blocks.
+///
+/// # Safety
+/// As [`GpuRows::gather_distinct`].
+unsafe fn put_listed(
+    kernels: &RowKernels,
+    (distinct, blocks): (DistinctLaunch, u32),
+    place: &DistinctPlace<'_>,
+    stream: u64,
+) -> Result<()> {
+    let stripes = place.stripes.map(|of| DistinctStripes {
+        distinct,
+        members: of.members,
+        stripe_shift: of.stripe_shift,
+        member_count: of.member_count,
+    });
+    let size = (blocks, BLOCK_THREADS);
+    // SAFETY: the kernels take one `DistinctLaunch` or one `DistinctStripes`, or one with a map; the caller vouches for
+    // its addresses.
+    unsafe {
+        match stripes {
+            None => {
+                let mapped = |map: &TableMap| map.kernels.gather_listed;
+                let kernel = kernels.gather_listed;
+                put_one(
+                    kernels,
+                    (kernel, mapped),
+                    (size, place.map),
+                    distinct,
+                    stream,
+                )
             }
-            None => kernels.launch(stream, kernels.claim_rows, blocks, distinct),
+            Some(stripes) => {
+                let mapped = |map: &TableMap| map.kernels.gather_listed_striped;
+                let kernel = kernels.gather_listed_striped;
+                put_one(
+                    kernels,
+                    (kernel, mapped),
+                    (size, place.map),
+                    stripes,
+                    stream,
+                )
+            }
         }
     }
 }

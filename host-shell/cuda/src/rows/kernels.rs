@@ -30,12 +30,15 @@ pub(super) struct RowKernels {
     /// Kernel of gathers of few rows through a cache.
     pub gather_batched_cached: KernelFunction,
     pub gather_striped: KernelFunction,
+    /// Kernel of gathers of few rows of stripes by queues that blocks own.
+    pub gather_batched_striped: KernelFunction,
     pub read_ranges: KernelFunction,
     pub read_listed: KernelFunction,
     /// Kernels of gathers that read each distinct row once, in their order.
     pub claim_rows: KernelFunction,
     pub list_rows: KernelFunction,
     pub gather_listed: KernelFunction,
+    pub gather_listed_striped: KernelFunction,
     pub repeat_rows: KernelFunction,
     pub widen_rows: KernelFunction,
     /// Blocks of `widen_rows`, and of the kernels that only move rows on the GPU, that are of use.
@@ -65,11 +68,13 @@ impl RowKernels {
             gather_cached: gathers.function("nvme_gather_cached")?,
             gather_batched_cached: gathers.function("nvme_gather_batched_cached")?,
             gather_striped: gathers.function("nvme_gather_striped")?,
+            gather_batched_striped: gathers.function("nvme_gather_batched_striped")?,
             read_ranges: gathers.function("nvme_read_ranges")?,
             read_listed: gathers.function("nvme_read_listed")?,
             claim_rows: gathers.function("nvme_claim_rows")?,
             list_rows: gathers.function("nvme_list_rows")?,
             gather_listed: gathers.function("nvme_gather_listed")?,
+            gather_listed_striped: gathers.function("nvme_gather_listed_striped")?,
             repeat_rows: gathers.function("nvme_repeat_rows")?,
             widen_rows: gathers.function("nvme_widen_rows")?,
             end_launch: gathers.function("nvme_end_launch")?,

@@ -59,7 +59,9 @@ use super::data::GpuData;
 use super::driver::Gpu;
 use super::leftovers::{self, LaunchLeftover};
 use super::lent::LentQueues;
+use super::module::KernelFunction;
 use super::tier::GpuAccess;
+use distinct::DistinctPlace;
 use kernels::RowKernels;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::nvm;
@@ -300,8 +302,13 @@ impl GpuRows {
             ..launch
         };
         if let Some(distinct) = self.distinct(&launch, ways) {
+            let place = DistinctPlace {
+                map: ways.map,
+                stripes: None,
+                named: None,
+            };
             // SAFETY: the caller keeps the conditions under `# Safety`.
-            return unsafe { self.gather_distinct(distinct, &wide, ways, stream) };
+            return unsafe { self.gather_distinct(distinct, &wide, place, stream) };
         }
         let named = TableMap::named(ways.map, ways.cache.and_then(TableCache::named));
         if let Some(widened) = self.converting(table, &wide, (&launch, ways)) {
@@ -339,13 +346,15 @@ impl GpuRows {
         let counts = &self.state.counts;
         if let Some(cache) = ways.cache {
             let cache = cache.words();
-            if let Some((batched, shape)) = self.batched_cached(&launch) {
+            if let Some((batched, shape)) = self.batched_cached(&launch, ways.map) {
                 counts.owned.fetch_add(1, Ordering::Relaxed);
                 let size = (shape.blocks, shape.threads);
                 let cached = CachedBatched { batched, cache };
-                // SAFETY: the kernel takes one `CachedBatched`; the caller vouches for its addresses.
+                let kernel = kernels.gather_batched_cached;
+                let mapped = |map: &TableMap| map.kernels.gather_batched_cached;
+                // SAFETY: the kernels take one `CachedBatched`, or one with a map; the caller vouches for its addresses.
                 return unsafe {
-                    kernels.launch_of(stream, kernels.gather_batched_cached, size, &cached)
+                    put_one(kernels, (kernel, mapped), (size, ways.map), cached, stream)
                 };
             }
             counts.shared.fetch_add(1, Ordering::Relaxed);
@@ -353,32 +362,34 @@ impl GpuRows {
                 gather: launch,
                 cache,
             };
-            // SAFETY: the kernel takes one `CachedGather`; the caller vouches for its addresses.
-            return unsafe { kernels.launch(stream, kernels.gather_cached, blocks, &cached) };
+            let kernel = kernels.gather_cached;
+            let mapped = |map: &TableMap| map.kernels.gather_cached;
+            let size = (blocks, BLOCK_THREADS);
+            // SAFETY: the kernels take one `CachedGather`, or one with a map; the caller vouches for its addresses.
+            return unsafe { put_one(kernels, (kernel, mapped), (size, ways.map), cached, stream) };
         }
         if let Some((batched, shape)) = self.batched(&launch, ways.map) {
             counts.owned.fetch_add(1, Ordering::Relaxed);
             let size = (shape.blocks, shape.threads);
-            // SAFETY: the kernel takes one `Batched`, or one with a map; the caller vouches for its addresses.
+            let kernel = kernels.gather_batched;
+            let mapped = |map: &TableMap| map.kernels.gather_batched;
+            // SAFETY: the kernels take one `Batched`, or one with a map; the caller vouches for its addresses.
             return unsafe {
-                match ways.map {
-                    Some(map) => {
-                        let kernel = map.kernels.gather_batched;
-                        kernels.launch_of(stream, kernel, size, &map.launch(batched))
-                    }
-                    None => kernels.launch_of(stream, kernels.gather_batched, size, &batched),
-                }
+                put_one(kernels, (kernel, mapped), (size, ways.map), batched, stream)
             };
         }
         counts.shared.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the kernel takes one `GatherLaunch`, or one with a map; the caller vouches for its addresses.
+        let mapped = |map: &TableMap| map.kernels.gather;
+        let size = (blocks, BLOCK_THREADS);
+        // SAFETY: the kernels take one `GatherLaunch`, or one with a map; the caller vouches for its addresses.
         unsafe {
-            match ways.map {
-                Some(map) => {
-                    kernels.launch(stream, map.kernels.gather, blocks, &map.launch(launch))
-                }
-                None => kernels.launch(stream, kernels.gather, blocks, &launch),
-            }
+            put_one(
+                kernels,
+                (kernels.gather, mapped),
+                (size, ways.map),
+                launch,
+                stream,
+            )
         }
     }
 
@@ -455,12 +466,18 @@ impl GpuRows {
         self.footing.check(opcode)
     }
 
-    /// Allocates GPU memory for a cache of `bytes` bytes of rows of `table`.
+    /// Allocates GPU memory for a cache of `bytes` bytes of rows of `table`, which lies in the ranges of `map` if there is
+    /// one.
     ///
     /// # Errors
     /// [`Error::Usage`] for less than a set of lines, [`Error::Environment`] without memory.
-    pub fn cache(&self, table: &RowTable, bytes: u64) -> Result<TableCache> {
-        self.check(table)?;
+    pub fn cache(
+        &self,
+        table: &RowTable,
+        map: Option<&TableMap>,
+        bytes: u64,
+    ) -> Result<TableCache> {
+        self.check_mapped(table, map)?;
         TableCache::new(&self.state, table, bytes)
     }
 
@@ -534,6 +551,29 @@ impl GpuRows {
             cells: self.state.memory.cells.address(),
             queue_count: lent.set.len() as u32 - self.owned,
             cell_count: self.state.stations * STATION_CELLS,
+        }
+    }
+}
+
+/// Enqueues blocks and threads of `size` of the first kernel, or of the second one, which takes `map` behind the launch.
+///
+/// # Safety
+/// The kernels take one `T`, whose addresses are valid for them.
+///
+/// # Errors
+/// As [`RowKernels::launch_of`].
+unsafe fn put_one<T: Copy>(
+    kernels: &RowKernels,
+    (kernel, mapped): (KernelFunction, impl Fn(&TableMap) -> KernelFunction),
+    (size, map): ((u32, u32), Option<&TableMap>),
+    launch: T,
+    stream: u64,
+) -> Result<()> {
+    // SAFETY: the caller keeps the conditions under `# Safety`.
+    unsafe {
+        match map {
+            Some(map) => kernels.launch_of(stream, mapped(map), size, &map.launch(launch)),
+            None => kernels.launch_of(stream, kernel, size, &launch),
         }
     }
 }

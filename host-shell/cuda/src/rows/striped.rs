@@ -6,17 +6,20 @@
 #![allow(unsafe_code)]
 
 use super::super::memory::DeviceMemory;
+use super::distinct::DistinctPlace;
+use super::kernels::RowKernels;
 use super::parameters::LaunchParameters;
 use super::pending::of_member;
 use super::state::{RowsState, StationMemory};
 use super::wide::WideRows;
-use super::{GatherOptions, GpuRows, PendingRows, RowRequest, RowTable, TableMap, closed};
+use super::{GatherOptions, GpuRows, PendingRows, RowRequest, RowTable, TableMap, closed, put_one};
 use nvme_core::spec::nvm;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::rows::{
-    GatherLaunch, MEMBERS, StripedGather, StripedMember, WARP_BYTES, slot_bytes,
+    BLOCK_THREADS, GatherLaunch, MEMBERS, StripedGather, StripedMember, WARP_BYTES, slot_bytes,
 };
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Drives in stripes whose queues a GPU drives.
@@ -141,31 +144,79 @@ impl StripedRows {
             failed_as: wide.failed_as(ways.failed),
             ..self.launch(words.memory.address(), table, &wide.stored)
         };
+        let over = |gather| StripedGather {
+            gather,
+            members: words.memory.address() + head(self.stations),
+            stripe_shift: self.stripe_shift,
+            member_count: self.members.len() as u32,
+        };
+        if let Some(distinct) = first.distinct(&launch, ways) {
+            let place = DistinctPlace {
+                map,
+                stripes: Some(over(launch)),
+                named: Some(Arc::clone(words) as _),
+            };
+            // SAFETY: the caller keeps the conditions under `# Safety`.
+            let pending = unsafe { first.gather_distinct(distinct, &wide, place, stream) };
+            return Ok(pending?.over(&self.states));
+        }
         // SAFETY: the caller keeps the conditions; the launch stores all rows where the request wants them.
         let pending = unsafe {
             first.widened(&wide, stream, |slot| {
                 let slot = slot.moving_rows_of(&launch);
                 let named = TableMap::named(map, Some(Arc::clone(words) as _));
                 first.start(launch, (slot, named), stream, |kernels, gather, blocks| {
-                    let striped = StripedGather {
-                        gather,
-                        members: words.memory.address() + head(self.stations),
-                        stripe_shift: self.stripe_shift,
-                        member_count: self.members.len() as u32,
-                    };
-                    // SAFETY: the kernel takes one `StripedGather`, or one with a map; the caller vouches for the
-                    // request's addresses, the others are ours until each gate is shut for good and nothing is inside.
-                    match map {
-                        Some(map) => {
-                            let kernel = map.kernels.gather_striped;
-                            kernels.launch(stream, kernel, blocks, &map.launch(striped))
-                        }
-                        None => kernels.launch(stream, kernels.gather_striped, blocks, &striped),
-                    }
+                    // SAFETY: the caller vouches for the request's addresses, the others are ours until each gate is
+                    // shut for good and nothing is inside.
+                    self.put_gather(kernels, (over(gather), blocks), map, stream)
                 })
             })
         };
         Ok(pending?.over(&self.states))
+    }
+
+    /// Enqueues the kernel that gathers `striped` in `stream`: by queues that its blocks own, or by shared ones and with
+    /// `blocks` blocks. Counts which.
+    ///
+    /// # Safety
+    /// As [`gather`](Self::gather).
+    unsafe fn put_gather(
+        &self,
+        kernels: &RowKernels,
+        (striped, blocks): (StripedGather, u32),
+        map: Option<&TableMap>,
+        stream: u64,
+    ) -> Result<()> {
+        let counts = self.states.first().map(|one| &one.counts);
+        let batched = self.batched(&striped, map);
+        let count = counts.map(|counts| match &batched {
+            Some(_) => &counts.owned,
+            None => &counts.shared,
+        });
+        count.map(|count| count.fetch_add(1, Ordering::Relaxed));
+        // SAFETY: the kernels take one `BatchedStripes` or one `StripedGather`, or one with a map; the caller vouches for
+        // its addresses.
+        unsafe {
+            match batched {
+                Some((batched, shape)) => {
+                    let size = (shape.blocks, shape.threads);
+                    let kernel = kernels.gather_batched_striped;
+                    let mapped = |map: &TableMap| map.kernels.gather_batched_striped;
+                    put_one(kernels, (kernel, mapped), (size, map), batched, stream)
+                }
+                None => {
+                    let size = (blocks, BLOCK_THREADS);
+                    let mapped = |map: &TableMap| map.kernels.gather_striped;
+                    let kernel = kernels.gather_striped;
+                    put_one(kernels, (kernel, mapped), (size, map), striped, stream)
+                }
+            }
+        }
+    }
+
+    /// Returns the drives, in the order of the stripes.
+    pub(super) fn members(&self) -> impl Iterator<Item = &GpuRows> {
+        self.members.iter().map(|one| &**one)
     }
 
     fn launch(&self, stations: u64, table: &RowTable, request: &RowRequest) -> GatherLaunch {

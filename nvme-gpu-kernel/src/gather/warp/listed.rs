@@ -10,12 +10,11 @@ use crate::gather::failed::fill;
 use crate::gather::map::RowMap;
 use crate::gather::row::GatherRow;
 use crate::groups::GpuThread;
-use crate::launch;
 use crate::rows::{code, worst};
 use nvme_core::group::ExecContext;
 
 impl<M: RowMap> GatherWarp<'_, '_, M> {
-    /// Gathers the rows whose positions lie at `list`, as `gather_all` does. Only for one drive without a cache.
+    /// Gathers the rows whose positions lie at `list`, as `gather_all` does. Only without a cache.
     #[inline(always)]
     pub fn gather_listed(&mut self, list: u64, first: u32, step: u32) {
         let lanes = u64::from(self.rows.lanes.clamp(1, 32));
@@ -24,8 +23,7 @@ impl<M: RowMap> GatherWarp<'_, '_, M> {
         // The block has passed the gate just now, which counts as a look.
         let mut looked_ns = GpuThread.now_ns();
         while chunk < chunks {
-            self.ends = launch::look(self.gate, &mut looked_ns, self.ends);
-            self.ends = arch::shuffle(arch::FULL, self.ends as u32, 0) as i32;
+            self.look(&mut looked_ns);
             let at = chunk * lanes + u64::from(arch::lane());
             let is_live = at < self.count && arch::lane() < self.rows.lanes;
             let mut position = 0;
@@ -47,6 +45,10 @@ impl<M: RowMap> GatherWarp<'_, '_, M> {
         if self.ends == code::OK {
             let is_cut = wants && self.cut(&mut row);
             loop {
+                if self.is_alone() {
+                    self.refuse(&mut row, wants);
+                    break;
+                }
                 let is_shared = self.read(&mut row, None, wants, is_cut, together);
                 let is_read = wants && row.code == code::OK;
                 self.copy_to(position, &row, is_read && !is_cut);
@@ -65,7 +67,7 @@ impl<M: RowMap> GatherWarp<'_, '_, M> {
         } else if wants {
             row.code = self.ends;
         }
-        self.end_positions(position, is_live, row.code);
+        self.end_positions(position, is_live, (row.member, row.code));
     }
 
     /// Copies the rows of the lanes with `wants` to their positions, by the whole warp.
@@ -79,7 +81,7 @@ impl<M: RowMap> GatherWarp<'_, '_, M> {
 
     /// Stores the codes of the lanes' rows and the content of failed ones, which it counts.
     #[inline(always)]
-    fn end_positions(&mut self, position: u64, is_live: bool, code: i32) {
+    fn end_positions(&mut self, position: u64, is_live: bool, (member, code): (Option<u32>, i32)) {
         let rows = self.rows;
         if is_live {
             // SAFETY: the host vouches for an `i32` for each row.
@@ -91,7 +93,7 @@ impl<M: RowMap> GatherWarp<'_, '_, M> {
             let lane = left.trailing_zeros();
             left &= left - 1;
             let at = shuffle64(position, lane);
-            let word = shuffle64(worst(position, None, code), lane);
+            let word = shuffle64(worst(position, member, code), lane);
             if word > self.failed.worst {
                 self.failed.worst = word;
             }

@@ -23,4 +23,6 @@ pub struct Counts {
     pub halves: u64,
     /// Rows of scatters by owned queues that ended.
     pub owned_writes: u64,
+    /// Rows of gathers from stripes by owned queues that began.
+    pub owned_stripes: u64,
 }

@@ -67,7 +67,7 @@ pub enum Sabotage {
 
 impl Counts {
     /// Returns the counts with their names.
-    pub fn named(&self) -> [(&'static str, u64); 10] {
+    pub fn named(&self) -> [(&'static str, u64); 11] {
         [
             ("rows", self.rows),
             ("failed", self.failed),
@@ -79,6 +79,7 @@ impl Counts {
             ("recoveries", self.recoveries),
             ("halves", self.halves),
             ("owned_writes", self.owned_writes),
+            ("owned_stripes", self.owned_stripes),
         ]
     }
 
@@ -94,6 +95,7 @@ impl Counts {
         self.recoveries += other.recoveries;
         self.halves += other.halves;
         self.owned_writes += other.owned_writes;
+        self.owned_stripes += other.owned_stripes;
     }
 }
 

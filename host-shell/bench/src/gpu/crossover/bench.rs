@@ -133,7 +133,7 @@ impl<'c> CrossoverBench<'c> {
         };
         let module = Module::of_image(gpu, &ROWS)?;
         Ok(Self {
-            cache: rows.cache(&table, lines * (row + 16))?,
+            cache: rows.cache(&table, None, lines * (row + 16))?,
             cpu: CpuSide::new(gpu, controller, info, shape, out)?,
             check: module.function("nvme_check_rows")?,
             module,

@@ -91,7 +91,7 @@ impl GatherJob {
     fn cache(&self, rows: &GpuRows, row_bytes: u32) -> Result<Option<TableCache>> {
         match self.cache_bytes {
             0 => Ok(None),
-            bytes => rows.cache(&self.table(row_bytes), bytes).map(Some),
+            bytes => rows.cache(&self.table(row_bytes), None, bytes).map(Some),
         }
     }
 }

@@ -277,10 +277,11 @@ class Table(OneProcess):
     def cached(self, nbytes: int) -> Table:
         """These rows with a cache of ``nbytes`` bytes in memory of the store's GPU, for gathers by the GPU whose rows come
         again: a row that is there is not read from the drive. Any write through the store makes all of it stale. Rows are
-        kept as they are stored, before they are converted. The cache lives as long as a table with it.
+        kept as they are stored, before they are converted; a row that lies in two ranges of a lookup table is not kept. The
+        cache lives as long as a table with it.
 
-        Raises :class:`Usage` for a store without a GPU that submits reads of one drive, for a table in several ranges, and
-        for less than a set of rows; :class:`NvmeGpuError` without memory.
+        Raises :class:`Usage` for a store without a GPU that submits reads of one drive, and for less than a set of rows;
+        :class:`NvmeGpuError` without memory.
         """
         native = self._native.cached(_arguments.whole("nbytes", nbytes, 1, (1 << 62) - 1))
         return self._with(native, self._dtype, self._on_error)

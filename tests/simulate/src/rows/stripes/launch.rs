@@ -12,9 +12,11 @@ use crate::rows::launch::Ends;
 use crate::run::of_panic;
 use crate::setup::BLOCK_BYTES;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use nvme_gpu_kernel::entries::nvme_gather_striped;
+use nvme_gpu_kernel::entries::{nvme_gather_batched_striped, nvme_gather_striped};
 use nvme_gpu_kernel::lanes::{HostGrid, LaunchTurn, RunningLaunch};
-use nvme_gpu_kernel::rows::{BLOCK_THREADS, GatherLaunch, StripedGather, code, of_worst};
+use nvme_gpu_kernel::rows::{
+    BLOCK_THREADS, BatchedStripes, GatherLaunch, StripedGather, code, of_worst,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Content of a status word before a launch.
@@ -47,11 +49,37 @@ impl StripeGather {
 impl StripeWorld<'_> {
     /// Launches `blocks` blocks that gather the rows of `ids`.
     pub(super) fn launch(&mut self, ids: Vec<i64>, blocks: u32) {
+        let (launch, striped) = self.prepared(ids);
+        // SAFETY: the addresses lead to memory of the world and of the launch, and the lanes end before either.
+        let kernel = move || unsafe { nvme_gather_striped(striped) };
+        self.begin(launch, (blocks, BLOCK_THREADS), kernel);
+    }
+
+    /// Does the same by the queues that blocks own, with `most` rows at most for the blocks of each drive.
+    pub(super) fn launch_batched(&mut self, ids: Vec<i64>, most: u32) {
+        let count = ids.len() as u32;
+        let rows_of_block = count.min(most);
+        let (launch, striped) = self.prepared(ids);
+        let batched = BatchedStripes {
+            striped,
+            rows_of_block,
+            owned: self.owned,
+        };
+        let blocks = count.div_ceil(rows_of_block) * striped.member_count;
+        let threads = rows_of_block.next_multiple_of(32).max(64);
+        // SAFETY: the addresses lead to memory of the world and of the launch, and the lanes end before either.
+        let kernel = move || unsafe { nvme_gather_batched_striped(batched) };
+        self.counts.owned_stripes += u64::from(count);
+        self.begin(launch, (blocks, threads), kernel);
+    }
+
+    /// Returns a launch that gathers the rows of `ids`, and its parameters.
+    fn prepared(&mut self, ids: Vec<i64>) -> (StripeGather, StripedGather) {
         let out_stride = u64::from(self.rows.row_bytes).next_multiple_of(16);
         let out = self.memory.take(ids.len() as u64 * out_stride, PAGE);
         let to = self.memory.words(out);
         (0..to.len()).for_each(|at| to.set(at, CANARY));
-        let mut launch = StripeGather {
+        let launch = StripeGather {
             id_words: ids.iter().map(|id| AtomicU64::new(*id as u64)).collect(),
             codes: ids.iter().map(|_| AtomicU32::new(NO_CODE)).collect(),
             ends: Ends::new(),
@@ -80,14 +108,21 @@ impl StripeWorld<'_> {
             stripe_shift: self.stripe_shift,
             member_count: self.words.len() as u32,
         };
+        (launch, striped)
+    }
+
+    fn begin(
+        &mut self,
+        mut launch: StripeGather,
+        (blocks, threads): (u32, u32),
+        kernel: impl Fn() + 'static,
+    ) {
         let grid = HostGrid {
             blocks,
-            threads: BLOCK_THREADS,
+            threads,
             at_once: 2,
             clock: self.clock.clone(),
         };
-        // SAFETY: the addresses lead to memory of the world and of the launch, and the lanes end before either.
-        let kernel = move || unsafe { nvme_gather_striped(striped) };
         launch.lanes = Some(RunningLaunch::new(grid, kernel));
         self.tell("launch", launch.ids.len() as u32, blocks as i32);
         self.launches.push(launch);

@@ -99,7 +99,8 @@ impl<'m> DriveGround<'m> {
         self.queue_words = vec![of(0), of(1)];
     }
 
-    pub fn member(&'m self, now_ns: u64) -> DriveMember<'m> {
+    /// Returns the drive with its last `owned` queues for blocks, and the others shared.
+    pub fn member(&'m self, owned: u32, now_ns: u64) -> DriveMember<'m> {
         let (memory, bells) = (self.memory, &self.bells);
         let queues = [0, 1].map(|index: usize| {
             let (states, queue) = (&self.states[index], &self.queues[index]);
@@ -134,7 +135,7 @@ impl<'m> DriveGround<'m> {
                 queues: QueueArray {
                     queues: address(&self.queue_words),
                     cells: address(&self.cells),
-                    queue_count: self.queue_words.len() as u32,
+                    queue_count: self.queue_words.len() as u32 - owned,
                     cell_count: self.cells.len() as u32,
                 },
                 gate: address(&self.gate),
@@ -174,6 +175,11 @@ pub(super) struct DriveMember<'a> {
 }
 
 impl DriveMember<'_> {
+    /// Returns the limit of the commands in the last queue.
+    pub fn slots(&self) -> u32 {
+        self.drive.queues[1].state().slots()
+    }
+
     /// Looks for trouble, or takes the next step of a recovery; returns true when the recovery is
     /// over.
     pub fn watch(&mut self) -> Result<bool, Failure> {

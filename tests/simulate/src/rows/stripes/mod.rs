@@ -20,7 +20,7 @@ use member::{DriveGround, DriveMember};
 use nvme_core::stripes::StripeLayout;
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::lanes::{Clock, LaunchTurn};
-use nvme_gpu_kernel::rows::{GatherLaunch, StripedMember, code, slot_bytes};
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, GatherLaunch, StripedMember, code, slot_bytes};
 use nvme_sim::Fault;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -47,6 +47,10 @@ struct StripeWorld<'a> {
     rows: GatherLaunch,
     stripes: StripeLayout,
     stripe_shift: u32,
+    /// Number of queues of each drive that blocks own, 0 or 1.
+    owned: u32,
+    /// Choices that seeds without such queues do not make.
+    others: Rng,
     /// A word for each station.
     free: &'a [AtomicU32],
     launches: Vec<StripeGather>,
@@ -72,8 +76,11 @@ fn run_on(memory: &Memory, seed: u64, lines: bool) -> Run {
         .collect();
     grounds.iter_mut().for_each(DriveGround::describe);
     let now_ns = 1_000_000;
-    let members: Vec<DriveMember<'_>> =
-        grounds.iter().map(|ground| ground.member(now_ns)).collect();
+    let owned = u32::from(seed.is_multiple_of(3));
+    let members: Vec<DriveMember<'_>> = grounds
+        .iter()
+        .map(|ground| ground.member(owned, now_ns))
+        .collect();
     let stripe_shift = pick(&mut rng, &[11, 12]);
     let free = atomics(STATIONS as usize);
     let clock_ns = Rc::new(Cell::new(now_ns));
@@ -89,6 +96,8 @@ fn run_on(memory: &Memory, seed: u64, lines: bool) -> Run {
         rows: draw_rows(&mut rng, count, stripe_shift),
         stripes: StripeLayout::shifted(stripe_shift, count).expect("some members"),
         stripe_shift,
+        owned,
+        others: Rng::new(seed ^ 0x0007_E125),
         free: &free,
         launches: Vec::new(),
         faults: 1 + rng.below(4) as u32,
@@ -259,7 +268,18 @@ impl StripeWorld<'_> {
         };
         let ids = (0..count).map(&mut id).collect();
         let blocks = 1 + self.rng.below(3) as u32;
-        self.launch(ids, blocks);
+        let rows_of_block = self.members.iter().map(DriveMember::slots).min();
+        if self.owned != 0 && self.is_on_one_drive() && self.others.below(2) == 0 {
+            self.launch_batched(ids, rows_of_block.unwrap_or(1).min(BLOCK_THREADS));
+        } else {
+            self.launch(ids, blocks);
+        }
+    }
+
+    /// True if no row lies on two drives.
+    fn is_on_one_drive(&self) -> bool {
+        let bytes = u64::from(self.rows.row_bytes);
+        bytes.is_power_of_two() && self.rows.first_byte.is_multiple_of(bytes)
     }
 
     fn draw_fault(&mut self, index: usize) {
