@@ -686,8 +686,8 @@ typedef struct nvme_gpu_row_request {
   nvme_gpu_stream stream;
   /*
    Gathers: NULL, or the stored elements, which become those of `dtype`: "float16", "bfloat16", "float8_e4m3fn",
-   "float8_e5m2", or GGUF's blocks: "q8_0", "q4_0", "q4_1", "q2_k" to "q6_k", "iq4_nl", "iq4_xs", "mxfp4". The row has
-   to be whole blocks.
+   "float8_e5m2", "float4_e2m1fn_x2" (two in a byte), "float8_scaled" (256 E4M3 and their 8 E8M0 scales), or GGUF's
+   blocks: "q8_0", "q4_0", "q4_1", "q2_k" to "q6_k", "iq4_nl", "iq4_xs", "mxfp4". The row has to be whole blocks.
    */
   const char *stored;
   /*
@@ -730,6 +730,45 @@ typedef struct nvme_gpu_report {
    */
   int32_t error_number;
 } nvme_gpu_report;
+
+/*
+ Scales of a table's elements, for nvme_gpu_table_scaled(). Set `size`, the fields that are needed, and all others to 0.
+ */
+typedef struct nvme_gpu_row_scales {
+  /*
+   sizeof(nvme_gpu_row_scales).
+   */
+  size_t size;
+  /*
+   "float32", "bfloat16", "float8_e8m0fnu" or "float8_e4m3fn"; NULL if no scales are stored.
+   */
+  const char *format;
+  /*
+   The stored scales of row 0, then those of row 1, and so on: in memory of the host for rows that the CPU gathers, in
+   memory of the store's GPU for rows that the GPU gathers.
+   */
+  const void *data;
+  /*
+   Bytes of all stored scales.
+   */
+  uint64_t bytes;
+  /*
+   Number of elements of a row that share a scale: a power of two up to 65,536. 0 without stored scales.
+   */
+  uint32_t columns;
+  /*
+   By which all scales are multiplied; without stored scales, the scale of all elements. 0 selects 1.
+   */
+  float factor;
+  /*
+   1 if the scales are divided by `factor`, as by `weight_global_scale` of compressed-tensors; else 0.
+   */
+  uint32_t divides;
+  /*
+   0.
+   */
+  uint32_t reserved;
+} nvme_gpu_row_scales;
 
 /*
  Parameters of nvme_gpu_device_queues(), and its results that the kernels need. Set `size` to
@@ -1242,6 +1281,16 @@ nvme_gpu_status nvme_gpu_scatter_add(struct nvme_gpu_table_t *table,
 nvme_gpu_status nvme_gpu_scatter_add_async(struct nvme_gpu_table_t *table,
                                            const struct nvme_gpu_row_request *request,
                                            struct nvme_gpu_pending_t **pending);
+
+/*
+ Opens the rows of `table` once more, with `scales`: gathers with nvme_gpu_row_request.stored and .dtype multiply each
+ element by its scale. Scales in memory of the host are copied; those in memory of a GPU stay there, unchanged, until
+ the last gather has ended. On success `*scaled` is a handle for nvme_gpu_table_close(), else NULL. Errors:
+ NVME_GPU_ERROR_USAGE; a gather whose rows have another number of scales is one, too.
+ */
+nvme_gpu_status nvme_gpu_table_scaled(struct nvme_gpu_table_t *table,
+                                      const struct nvme_gpu_row_scales *scales,
+                                      struct nvme_gpu_table_t **scaled);
 
 /*
  Returns the status of an operation that has ended, or NVME_GPU_ERROR_UNFINISHED, also while it is not known

@@ -11,7 +11,7 @@
 //! - [`border`]: the FFI boundary of each call.
 //! - [`ends`]: the eventfds and threads that learn the end of an operation.
 //! - [`request`], [`rows`]: the parts that functions of tables share.
-//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`], [`notices`],
+//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`scales`], [`pending`], [`notices`],
 //!   [`halves`], [`device`], [`insight`], [`pages`]: the functions.
 // The functions document themselves for readers of the header; the general contract for pointers is in its
 // head.
@@ -36,6 +36,7 @@ pub mod pending;
 pub mod process;
 pub mod request;
 pub mod rows;
+pub mod scales;
 pub mod status;
 pub mod store;
 pub mod table;

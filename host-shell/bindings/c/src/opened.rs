@@ -2,6 +2,7 @@
 
 use crate::border::Answer;
 use crate::handles::OpenHandles;
+use nvme_host::store::RowScales;
 use nvme_host::{Store, Table};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -72,6 +73,8 @@ pub struct OpenTable {
     pub store: usize,
     pub opened: Arc<OpenedStore>,
     pub table: Table,
+    /// Scales that the elements of converted rows are multiplied by.
+    pub scales: Option<Arc<RowScales>>,
 }
 
 /// Queues, result cells and a buffer for kernels of a program. Opaque; closed with its store.

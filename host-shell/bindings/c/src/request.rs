@@ -3,10 +3,11 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, Sized0, take, text};
+use crate::opened::OpenTable;
 use crate::rows::{CallRows, RowVerb};
 use crate::status::CallFailure;
 use crate::transfer::nvme_gpu_stream;
-use nvme_host::store::{DuplicateIds, RowElement, RowWidening};
+use nvme_host::store::{DuplicateIds, RowConversion, RowElement, RowWidening};
 use std::ffi::{c_char, c_void};
 
 /// nvme_gpu_row_request.id_type: int32_t.
@@ -56,8 +57,8 @@ pub struct TableRequest {
     /// The stream, with memory of a GPU.
     pub stream: nvme_gpu_stream,
     /// Gathers: NULL, or the stored elements, which become those of `dtype`: "float16", "bfloat16", "float8_e4m3fn",
-    /// "float8_e5m2", or GGUF's blocks: "q8_0", "q4_0", "q4_1", "q2_k" to "q6_k", "iq4_nl", "iq4_xs", "mxfp4". The row has
-    /// to be whole blocks.
+    /// "float8_e5m2", "float4_e2m1fn_x2" (two in a byte), "float8_scaled" (256 E4M3 and their 8 E8M0 scales), or GGUF's
+    /// blocks: "q8_0", "q4_0", "q4_1", "q2_k" to "q6_k", "iq4_nl", "iq4_xs", "mxfp4". The row has to be whole blocks.
     pub stored: *const c_char,
     /// Gathers: NULL, or "float16", "bfloat16" or "float32". In memory of a GPU `out` and `stride` are multiples of its bytes.
     pub dtype: *const c_char,
@@ -148,11 +149,11 @@ impl TableRequest {
         Ok((self.ids, is_wide(self.id_type)?, self.count))
     }
 
-    /// Judges the request for rows of `row_bytes` bytes.
+    /// Judges the request for rows of a table.
     ///
     /// # Safety
     /// The caller fulfils the contract in the header for the pointers.
-    pub unsafe fn rows(&self, row_bytes: u64, of: RowUse) -> Answer<(RowVerb, CallRows)> {
+    pub unsafe fn rows(&self, open: &OpenTable, of: RowUse) -> Answer<(RowVerb, CallRows)> {
         let verb = match of {
             RowUse::Gather | RowUse::Begin | RowUse::Finish => RowVerb::Gather,
             RowUse::Scatter => RowVerb::Scatter(duplicates(self.duplicates)?),
@@ -161,11 +162,15 @@ impl TableRequest {
         let widens = !self.stored.is_null() || !self.dtype.is_null();
         let widen = match widens {
             // SAFETY: the caller's.
-            true => Some(unsafe { widening(self.stored, self.dtype) }?),
+            true => Some(RowConversion {
+                widen: unsafe { widening(self.stored, self.dtype) }?,
+                scales: open.scales.clone(),
+            }),
             false => None,
         };
-        let row_bytes = match widen {
-            Some(widen) => widen.row_bytes(row_bytes)?,
+        let row_bytes = open.table.row_bytes();
+        let row_bytes = match &widen {
+            Some(widen) => widen.row_bytes(open.table.rows(), row_bytes)?,
             None => row_bytes,
         };
         let places = match of {

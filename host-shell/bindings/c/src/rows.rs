@@ -10,11 +10,11 @@ use crate::pending::{self, OperationReport, PendingHandle, RowsReport};
 use crate::status::CallFailure;
 use crate::transfer::nvme_gpu_stream;
 use nvme_host::Table;
-use nvme_host::store::{DuplicateIds, RowElement, RowIds, RowReport, RowWidening};
+use nvme_host::store::{DuplicateIds, RowConversion, RowElement, RowIds, RowReport};
 use std::ffi::c_void;
 
 /// Ids, rows and row status of a call, in memory of the caller.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct CallRows {
     ids: CallMemory,
     is_wide: bool,
@@ -24,7 +24,7 @@ pub struct CallRows {
     stride: u64,
     status: Option<CallMemory>,
     /// Conversion of the elements in a gather; `row_bytes` are those of a converted row.
-    pub widen: Option<RowWidening>,
+    pub widen: Option<RowConversion>,
 }
 
 impl CallRows {
@@ -145,8 +145,10 @@ impl CallRows {
         // SAFETY: the caller's.
         let (ids, out) = unsafe { (self.ids(), self.rows.bytes_mut()) };
         let mut status = vec![0; ids.len()];
-        let mut gather = |out: &mut [u8]| match self.widen {
-            Some(widen) => table.gather_as((&ids[..]).into(), widen, out, Some(&mut status)),
+        let mut gather = |out: &mut [u8]| match &self.widen {
+            Some(widen) => {
+                table.gather_as((&ids[..]).into(), widen.clone(), out, Some(&mut status))
+            }
             None => table.gather((&ids[..]).into(), out, Some(&mut status)),
         };
         let result = match self.is_dense() {
@@ -294,8 +296,8 @@ unsafe fn launch(
     // SAFETY: the caller's.
     let pending = unsafe {
         match verb {
-            RowVerb::Gather => match rows.widen {
-                Some(widen) => table.gather_as_on_gpu(&request, widen, stream),
+            RowVerb::Gather => match &rows.widen {
+                Some(widen) => table.gather_as_on_gpu(&request, widen.clone(), stream),
                 None => table.gather_on_gpu(&request, stream),
             },
             RowVerb::Scatter(_) => table.scatter_on_gpu(&request, stream),

@@ -88,6 +88,7 @@ fn open(
         store: store.addr(),
         opened,
         table,
+        scales: None,
     };
     open_in(&TABLES, store, Arc::new(open))
 }
@@ -144,7 +145,7 @@ unsafe fn run(
         // SAFETY: the caller's.
         unsafe {
             let request = TableRequest::of(request, of)?;
-            let (verb, rows) = request.rows(open.table.row_bytes(), of)?;
+            let (verb, rows) = request.rows(&open, of)?;
             now(&open, verb, &rows, request.stream, report)
         }
     })
@@ -165,7 +166,7 @@ unsafe fn start(
         // SAFETY: the caller's.
         unsafe {
             let request = TableRequest::of(request, of)?;
-            let (verb, rows) = request.rows(open.table.row_bytes(), of)?;
+            let (verb, rows) = request.rows(&open, of)?;
             later(&open, verb, rows, request.stream, pending)
         }
     })

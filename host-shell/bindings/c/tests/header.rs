@@ -27,7 +27,7 @@ const TAIL: &str = "\
 #define NVME_GPU_OPTIONS_INIT { sizeof(nvme_gpu_options), NVME_GPU_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 ";
 
-const RENAMED: [(&str, &str); 21] = [
+const RENAMED: [(&str, &str); 22] = [
     ("StoreHandle", "nvme_gpu_t"),
     ("TableHandle", "nvme_gpu_table_t"),
     ("PendingHandle", "nvme_gpu_pending_t"),
@@ -38,6 +38,7 @@ const RENAMED: [(&str, &str); 21] = [
     ("StoreAdvice", "nvme_gpu_advice"),
     ("RowsReport", "nvme_gpu_report"),
     ("TableRequest", "nvme_gpu_row_request"),
+    ("TableScales", "nvme_gpu_row_scales"),
     ("BatchIo", "nvme_gpu_io"),
     ("RangeOfStore", "nvme_gpu_range"),
     ("BegunHandle", "nvme_gpu_begun_t"),
@@ -52,7 +53,7 @@ const RENAMED: [(&str, &str); 21] = [
 ];
 
 /// The files with functions, in the order of the header.
-const FILES: [&str; 16] = [
+const FILES: [&str; 17] = [
     "status.rs",
     "version.rs",
     "opened.rs",
@@ -62,6 +63,7 @@ const FILES: [&str; 16] = [
     "batch.rs",
     "request.rs",
     "table.rs",
+    "scales.rs",
     "pending.rs",
     "notices.rs",
     "halves.rs",

@@ -204,6 +204,66 @@ static void widened(nvme_gpu_t *store)
     }
 }
 
+/* Rows of 64 E4M3 elements, all 1.0, with an E8M0 scale for 32 of them: 2^0, 2^1, and so on. */
+static void scaled(nvme_gpu_t *store)
+{
+    nvme_gpu_table_t *table, *with;
+    unsigned char rows[4 * 64], scales[4 * 2];
+    int64_t ids[] = { 3, 0, 9 };
+    int32_t status[3];
+    float out[3 * 64];
+    memset(rows, 0x38, sizeof(rows));
+    for (unsigned i = 0; i < sizeof(scales); ++i) scales[i] = 127 + i;
+    OK(nvme_gpu_table_open(store, 4096, 4, 64, &table));
+    OK(nvme_gpu_pwrite(store, rows, sizeof(rows), 4096));
+    nvme_gpu_row_scales of = { .size = sizeof(of), .format = "float8_e8m0fnu", .data = scales,
+                               .bytes = sizeof(scales), .columns = 32, .factor = 0.5f };
+    OK(nvme_gpu_table_scaled(table, &of, &with));
+    memset(scales, 0, sizeof(scales));
+    FAILS(NVME_GPU_ROW_OUT_OF_RANGE,
+          nvme_gpu_gather(with, GATHER_AS("float8_e4m3fn", "float32", ids, NVME_GPU_I64, 3, out, 0, status, NULL),
+                NULL));
+    CHECK(status[0] == 0 && status[1] == 0 && status[2] == NVME_GPU_ROW_OUT_OF_RANGE);
+    CHECK(out[0] == 32.0f && out[31] == 32.0f && out[32] == 64.0f && out[64] == 0.5f && out[96] == 1.0f);
+    CHECK(out[128] == 0.0f);
+    nvme_gpu_table_close(with);
+
+    /* One scale for all elements, as a divisor. */
+    of = (nvme_gpu_row_scales){ .size = sizeof(of), .factor = 4.0f, .divides = 1 };
+    OK(nvme_gpu_table_scaled(table, &of, &with));
+    OK(nvme_gpu_gather(with, GATHER_AS("float8_e4m3fn", "float32", ids, NVME_GPU_I64, 2, out, 0, NULL, NULL), NULL));
+    CHECK(out[0] == 0.25f && out[127] == 0.25f);
+    nvme_gpu_table_close(with);
+
+    static const struct {
+        const char *format;
+        uint64_t bytes;
+        uint32_t columns, divides, reserved;
+    } BAD[] = {
+        { "float8_e8m0fnu", 8, 24, 0, 0 },
+        { "float64", 8, 32, 0, 0 },
+        { NULL, 8, 0, 0, 0 },
+        { NULL, 0, 32, 0, 0 },
+        { "float8_e8m0fnu", 8, 32, 2, 0 },
+        { "float8_e8m0fnu", 8, 32, 0, 1 },
+    };
+    for (size_t i = 0; i < sizeof(BAD) / sizeof(*BAD); ++i) {
+        of = (nvme_gpu_row_scales){ .size = sizeof(of), .format = BAD[i].format, .data = BAD[i].bytes ? scales : NULL,
+                                    .bytes = BAD[i].bytes, .columns = BAD[i].columns, .divides = BAD[i].divides,
+                                    .reserved = BAD[i].reserved };
+        FAILS(NVME_GPU_ERROR_USAGE, nvme_gpu_table_scaled(table, &of, &with));
+        CHECK(with == NULL);
+    }
+    /* As many as three rows have. */
+    of = (nvme_gpu_row_scales){ .size = sizeof(of), .format = "float8_e8m0fnu", .data = scales, .bytes = 6,
+                                .columns = 32 };
+    OK(nvme_gpu_table_scaled(table, &of, &with));
+    FAILS(NVME_GPU_ERROR_USAGE,
+          nvme_gpu_gather(with, GATHER_AS("float8_e4m3fn", "float32", ids, NVME_GPU_I64, 1, out, 0, NULL, NULL), NULL));
+    nvme_gpu_table_close(with);
+    nvme_gpu_table_close(table);
+}
+
 struct work {
     nvme_gpu_t *store;
     unsigned number;
@@ -292,6 +352,7 @@ int main(int count, char **arguments)
     ranges(store);
     rows(store);
     widened(store);
+    scaled(store);
 
     pthread_t threads[4];
     struct work works[4];
