@@ -505,7 +505,10 @@ mod tests {
             assert_eq!(sent.error(key, &errors).unwrap().to_string(), text);
         }
         assert!(errors.is_empty());
-        let usage = KvError::Superseded { own: 1, by: 2 };
+        let usage = KvError::Superseded {
+            own: 1,
+            by: Some(2),
+        };
         let (text, remedy) = (usage.to_string(), usage.remedy());
         let sent = RemoteLoad::of(&Err(usage), &mut errors);
         let error = sent.error(key, &errors).unwrap();

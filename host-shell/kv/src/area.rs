@@ -5,10 +5,12 @@ use crate::fingerprint::{FingerprintDigest, ModelFingerprint};
 use crate::format::{InstanceId, StructureBlock, SuperBlock, SuperBlockFault, UNIT, VERSION};
 use crate::layout::AreaLayout;
 use crate::medium::BlockMedium;
-use nvme_store::RangeClaim;
+use nvme_store::{RangeClaim, StoreTransfer};
 
 /// Blocks of the log that are read with one call.
 pub(crate) const LOG_BLOCKS_AT_ONCE: u32 = 256;
+/// Bytes of an area that are zero before it counts as blank.
+const BLANK_BYTES: u64 = 1 << 20;
 
 /// The place and the properties of a store, as its user names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,23 +55,80 @@ impl<M: BlockMedium> StoreArea<M> {
         read.map_err(|error| KvError::drive(action())(error))
     }
 
-    /// Reads a structure; `None` if the drive cannot read this place, which is damage like any other.
+    /// Reads structures with one call. The inner error is that of a place which the drive cannot read.
     ///
     /// # Errors
     /// [`KvError::Drive`] if the drive answers nothing at all.
-    pub fn read_block(&self, at: u64, structure: &str) -> Result<Option<StructureBlock>> {
-        let mut block = [0; UNIT as usize];
-        match self.read(at, &mut block, structure) {
-            Ok(()) => Ok(Some(block)),
-            Err(KvError::Drive { source, .. }) if is_of_place(&source) => Ok(None),
-            Err(error) => Err(error),
+    pub fn try_blocks<const N: usize>(
+        &self,
+        places: [u64; N],
+        structure: &str,
+    ) -> Result<[Result<StructureBlock>; N]> {
+        let mut blocks = [[0; UNIT as usize]; N];
+        let reads = places.iter().zip(&mut blocks);
+        let mut reads: Vec<_> = reads
+            .map(|(at, block)| StoreTransfer::Read(self.offset + at, &mut block[..]))
+            .collect();
+        let mut read = self.medium.transfer_all(&mut reads).into_iter();
+        let mut failure = None;
+        let blocks = std::array::from_fn(|number| {
+            let action = format!(
+                "reading {structure} at byte {}",
+                self.offset + places[number]
+            );
+            match read.next() {
+                Some(Ok(())) => Ok(blocks[number]),
+                Some(Err(error)) => {
+                    if !is_of_place(&error) {
+                        failure.get_or_insert(KvError::drive(action.clone())(error.again()));
+                    }
+                    Err(KvError::drive(action)(error))
+                }
+                None => Err(KvError::drive(action)(nvme_driver::Error::internal(
+                    "the medium has fewer ends than transfers",
+                ))),
+            }
+        });
+        failure.map_or(Ok(blocks), Err)
+    }
+
+    /// Reads structures with one call; `None` for one whose place the drive cannot read.
+    ///
+    /// # Errors
+    /// As [`try_blocks`](Self::try_blocks).
+    pub fn read_blocks<const N: usize>(
+        &self,
+        places: [u64; N],
+        structure: &str,
+    ) -> Result<[Option<StructureBlock>; N]> {
+        let blocks = self.try_blocks(places, structure)?;
+        Ok(blocks.map(Result::ok))
+    }
+
+    /// Fails if the superblock that counts is another store's: the area was formatted since this one was opened.
+    pub fn check_instance(
+        &self,
+        superblocks: [Option<&StructureBlock>; 2],
+        epoch: u32,
+    ) -> Result<()> {
+        // Formatting writes the first one second, and the journal behind it.
+        let mut found = superblocks
+            .into_iter()
+            .flatten()
+            .filter_map(SuperBlock::instance_of);
+        match found.next() {
+            Some(instance) if instance != self.instance => Err(KvError::Superseded {
+                own: epoch,
+                by: None,
+            }),
+            _ => Ok(()),
         }
     }
 
     /// Reads `count` blocks of the log, or those before the first one that the drive cannot read.
     ///
     /// # Errors
-    /// As [`read_block`](Self::read_block).
+    /// As [`try_blocks`](Self::try_blocks).
     pub fn read_log(&self, half: usize, first: u32, count: u32) -> Result<Vec<StructureBlock>> {
         let mut bytes = vec![0; count as usize * UNIT as usize];
         let at = self.layout.log_at(half, first);
@@ -78,7 +137,8 @@ impl<M: BlockMedium> StoreArea<M> {
             Err(KvError::Drive { source, .. }) if is_of_place(&source) => {
                 let mut blocks = Vec::new();
                 for block in 0..u64::from(count) {
-                    match self.read_block(at + block * UNIT, "the log")? {
+                    let [block] = self.read_blocks([at + block * UNIT], "the log")?;
+                    match block {
                         Some(block) => blocks.push(block),
                         None => break,
                     }
@@ -171,28 +231,34 @@ pub(crate) fn claim<M: BlockMedium>(
 /// Reads the superblock, or its copy where the first one is not right, and the place of one that has to be mended.
 ///
 /// # Errors
-/// The reason that says the most about the two blocks.
+/// The reason that says the most about the two blocks; [`KvError::Drive`] if neither is right, and one cannot be read.
 pub(crate) fn read_superblock<M: BlockMedium>(
     medium: &M,
-    offset: u64,
+    request: &AreaRequest,
 ) -> Result<(SuperBlock, Option<u64>)> {
-    let first = read_copy(medium, offset)?;
-    let second = read_copy(medium, offset + UNIT)?;
-    let worst = match (first, second) {
-        (Ok(first), Ok(second)) => {
+    let offset = request.offset;
+    let copies = [offset, offset + UNIT].map(|at| read_copy(medium, at));
+    let worst = match copies {
+        // What the drive could not read may be a whole store, or data of others.
+        [Err(error), Ok(Err(_)) | Err(_)] | [Ok(Err(_)), Err(error)] => return Err(error),
+        [Ok(Ok(first)), Ok(Ok(second))] => {
             let mended = (first != second).then_some(UNIT);
             return Ok((first, mended));
         }
-        (Ok(first), Err(_)) => return Ok((first, Some(UNIT))),
-        (Err(_), Ok(second)) => return Ok((second, Some(0))),
-        // Formatting a blank area writes the second block first, and may leave a part of it.
-        (Err(first), Err(SuperBlockFault::Foreign)) => first,
-        (Err(first), Err(second)) if weight(second) > weight(first) => second,
-        (Err(first), Err(_)) => first,
+        [Ok(Ok(first)), _] => return Ok((first, Some(UNIT))),
+        [_, Ok(Ok(second))] => return Ok((second, Some(0))),
+        [Ok(Err(first)), Ok(Err(second))] => match (first, second) {
+            (SuperBlockFault::Blank, SuperBlockFault::Blank | SuperBlockFault::Torn) => {
+                check_blank(medium, request)?;
+                first
+            }
+            _ if weight(second) > weight(first) => second,
+            _ => first,
+        },
     };
     Err(match worst {
         SuperBlockFault::Blank | SuperBlockFault::Unfinished => KvError::Blank { offset },
-        SuperBlockFault::Foreign => KvError::Foreign { offset },
+        SuperBlockFault::Foreign | SuperBlockFault::Torn => KvError::Foreign { offset },
         SuperBlockFault::Version(found) => KvError::Version {
             offset,
             found,
@@ -202,32 +268,49 @@ pub(crate) fn read_superblock<M: BlockMedium>(
     })
 }
 
+/// Checks that the beginning of an area whose superblocks are blank is zero: file systems and volumes have theirs at
+/// other places.
+///
+/// # Errors
+/// [`KvError::Foreign`], [`KvError::Usage`] if an open area overlaps it in part, [`KvError::Drive`].
+fn check_blank<M: BlockMedium>(medium: &M, request: &AreaRequest) -> Result<()> {
+    let offset = request.offset;
+    let begin = 2 * UNIT;
+    let end = request.bytes.min(BLANK_BYTES).max(begin);
+    let mut bytes = vec![0; (end - begin) as usize];
+    let read = medium.read_at(offset + begin, &mut bytes);
+    let action = || format!("reading the area at byte {}", offset + begin);
+    read.map_err(|error| KvError::drive(action())(error))?;
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Ok(());
+    }
+    // An open area that overlaps says more.
+    Err(match claim(medium, request) {
+        Err(error @ KvError::Usage { .. }) => error,
+        _ => KvError::Foreign { offset },
+    })
+}
+
 /// Reads one of the two superblocks.
 ///
 /// # Errors
-/// [`KvError::Drive`] if the drive answers nothing at all.
+/// [`KvError::Drive`].
 fn read_copy<M: BlockMedium>(
     medium: &M,
     at: u64,
 ) -> Result<std::result::Result<SuperBlock, SuperBlockFault>> {
     let mut block = [0; UNIT as usize];
-    match medium.read_at(at, &mut block) {
-        Ok(()) => Ok(SuperBlock::read(&block)),
-        Err(error) if is_of_place(&error) => {
-            Ok(Err(SuperBlockFault::Damaged("the drive could not read it")))
-        }
-        Err(error) => {
-            let action = format!("reading the superblock at byte {at}");
-            Err(KvError::drive(action)(error))
-        }
-    }
+    let read = medium.read_at(at, &mut block);
+    let action = || format!("reading the superblock at byte {at}");
+    read.map_err(|error| KvError::drive(action())(error))?;
+    Ok(SuperBlock::read(&block))
 }
 
 /// Orders reasons by what they say: that a store was here counts more than that a block is zero.
 fn weight(rejected: SuperBlockFault) -> u32 {
     match rejected {
         SuperBlockFault::Blank => 0,
-        SuperBlockFault::Foreign => 1,
+        SuperBlockFault::Foreign | SuperBlockFault::Torn => 1,
         SuperBlockFault::Unfinished => 2,
         SuperBlockFault::Damaged(_) => 3,
         SuperBlockFault::Version(_) => 4,

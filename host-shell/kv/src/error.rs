@@ -73,15 +73,13 @@ pub enum KvError {
         /// Its value of the caller.
         given: u64,
     },
-    /// Another owner has opened the store since: this one changes nothing any more.
-    #[error(
-        "the page store was opened again, as number {by}, after this process opened it as number {own}"
-    )]
+    /// Another owner has opened or formatted the area since: this one changes nothing any more.
+    #[error("{}", superseded(*own, *by))]
     Superseded {
         /// Number of this opening.
         own: u32,
-        /// Number of the later one.
-        by: u32,
+        /// Number of the later one; `None` if the area was formatted, and holds another store.
+        by: Option<u32>,
     },
     /// The page is not there: it was never stored, made room for another one, or was not committed.
     #[error("no page has the key {key}")]
@@ -238,10 +236,25 @@ impl KvError {
                 "ask for the sizes that it was formatted with, or format it: its pages are lost then"
                     .to_owned()
             }
-            Self::Superseded { .. } => "open it again, in one process only".to_owned(),
+            Self::Superseded { by: Some(_), .. } => "open it again, in one process only".to_owned(),
+            Self::Superseded { by: None, .. } => {
+                "open it again, in one process only, and give each model an area of its own".to_owned()
+            }
             Self::Missing { .. } => "compute the page, and store it".to_owned(),
             Self::Lost { .. } => "compute the page again, and store it".to_owned(),
             Self::Drive { source, .. } => source.remedy(),
         }
+    }
+}
+
+fn superseded(own: u32, by: Option<u32>) -> String {
+    match by {
+        Some(by) => format!(
+            "the page store was opened again, as number {by}, after this process opened it as number {own}"
+        ),
+        None => format!(
+            "the area of the page store was formatted, and holds another one, after this process opened it as number \
+             {own}"
+        ),
     }
 }

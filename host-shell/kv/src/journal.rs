@@ -108,7 +108,8 @@ impl PageJournal {
         let at = area.layout.log_at(self.half, self.next);
         // Set until the write has ended well: a part of it may be on the drive, now or later.
         self.is_broken = true;
-        let there = area.read_block(at, "the log")?;
+        let [first, second, there] = area.read_blocks([0, UNIT, at], "the end of the log")?;
+        area.check_instance([first.as_ref(), second.as_ref()], self.epoch)?;
         let there = there.as_ref().and_then(LogBlock::parse);
         self.check_owner(area, there.map(|(block, _)| (block.instance, block.epoch)))?;
         let (mut bytes, mut previous, mut sequence) = (Vec::new(), self.previous, self.sequence);
@@ -159,7 +160,7 @@ impl PageJournal {
             Some((instance, epoch)) if instance == area.instance && epoch > self.epoch => {
                 Err(KvError::Superseded {
                     own: self.epoch,
-                    by: epoch,
+                    by: Some(epoch),
                 })
             }
             _ => Ok(()),
@@ -174,8 +175,11 @@ impl PageJournal {
     ) -> Result<()> {
         // Until it succeeds nothing may be appended: this attempt may count after a crash although it failed.
         self.is_broken = true;
-        for half in 0..2 {
-            let block = area.read_block(area.layout.checkpoint_at(half), "a checkpoint")?;
+        let [zero, one] = [0, 1].map(|half| area.layout.checkpoint_at(half));
+        let [first, second, checkpoints @ ..] =
+            area.read_blocks([0, UNIT, zero, one], "the checkpoints")?;
+        area.check_instance([first.as_ref(), second.as_ref()], self.epoch)?;
+        for block in checkpoints {
             let header = block.as_ref().and_then(CheckpointHeader::parse);
             self.check_owner(area, header.map(|one| (one.instance, one.epoch)))?;
         }

@@ -1,6 +1,6 @@
 //! The index as the journal on the drive says it: the newest checkpoint that is whole, and the log behind it.
 
-use crate::area::{LOG_BLOCKS_AT_ONCE, StoreArea};
+use crate::area::{LOG_BLOCKS_AT_ONCE, StoreArea, is_of_place};
 use crate::error::{KvError, Result};
 use crate::format::{
     CHECKPOINT_ENTRY_BYTES, CheckpointHeader, LogBlock, RecordKind, StructureBlock, UNIT, crc_of,
@@ -29,14 +29,27 @@ pub struct RecoveryReport {
 /// Reads the journal of an area.
 ///
 /// # Errors
-/// [`KvError::Damaged`] if no checkpoint is whole, or a record contradicts those before it.
+/// [`KvError::Damaged`] if no checkpoint is whole, or a record contradicts those before it; [`KvError::Drive`] if the
+/// drive answers nothing at all, or no checkpoint is whole, and one cannot be read.
 pub(crate) fn recover<M: BlockMedium>(
     area: &StoreArea<M>,
 ) -> Result<(PageIndex, PageJournal, RecoveryReport)> {
     let mut headers = Vec::new();
-    for half in 0..2 {
-        let block = area.read_block(area.layout.checkpoint_at(half), "a checkpoint")?;
-        let header = block.as_ref().and_then(CheckpointHeader::parse);
+    let places = [0, 1].map(|half| area.layout.checkpoint_at(half));
+    // A checkpoint that the drive could not read may be whole.
+    let mut unreadable = None;
+    for (half, block) in area
+        .try_blocks(places, "a checkpoint")?
+        .into_iter()
+        .enumerate()
+    {
+        let header = match block {
+            Ok(block) => CheckpointHeader::parse(&block),
+            Err(error) => {
+                unreadable = Some(error);
+                None
+            }
+        };
         headers.extend(
             header
                 .filter(|header| header.instance == area.instance && is_countable(header))
@@ -49,12 +62,17 @@ pub(crate) fn recover<M: BlockMedium>(
     let newest = headers.first().map_or(0, |(_, header)| header.sequence);
     let mut cause = "no checkpoint of this store is there";
     for (half, header) in headers {
-        let mut index = match read_checkpoint(area, half, &header)? {
-            Ok(index) => index,
-            Err(rule) => {
+        let mut index = match read_checkpoint(area, half, &header) {
+            Ok(Ok(index)) => index,
+            Ok(Err(rule)) => {
                 cause = rule;
                 continue;
             }
+            Err(KvError::Drive { action, source }) if is_of_place(&source) => {
+                unreadable = Some(KvError::Drive { action, source });
+                continue;
+            }
+            Err(error) => return Err(error),
         };
         let mut journal = PageJournal {
             half,
@@ -86,7 +104,7 @@ pub(crate) fn recover<M: BlockMedium>(
         return Ok((index, journal, report));
     }
     let at = area.offset + area.layout.checkpoint_at(0);
-    Err(KvError::damaged("the journal", at, cause))
+    Err(unreadable.unwrap_or_else(|| KvError::damaged("the journal", at, cause)))
 }
 
 /// True if numbers that follow those of a checkpoint do not overflow.
@@ -108,13 +126,7 @@ fn read_checkpoint<M: BlockMedium>(
     }
     let mut bytes = vec![0; header.count as usize * CHECKPOINT_ENTRY_BYTES];
     let at = area.layout.checkpoint_at(half) + UNIT;
-    match area.read(at, &mut bytes, "a checkpoint") {
-        Ok(()) => {}
-        Err(KvError::Drive { source, .. }) if crate::area::is_of_place(&source) => {
-            return Ok(Err("the drive could not read the entries of a checkpoint"));
-        }
-        Err(error) => return Err(error),
-    }
+    area.read(at, &mut bytes, "the entries of a checkpoint")?;
     if crc_of([&bytes[..]]) != header.entries_checksum {
         return Ok(Err(
             "the entries of a checkpoint do not have the checksum that it names",

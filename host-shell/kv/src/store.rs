@@ -135,7 +135,8 @@ impl<M: BlockMedium> PageStore<M> {
     /// other sizes, or one that is damaged; returns the reason then.
     ///
     /// # Errors
-    /// As [`open`](Self::open) for what is no store of this version, which is left as it is.
+    /// As [`open`](Self::open) for what is no store of this version, and for what the drive cannot read, which are left
+    /// as they are.
     pub fn open_or_format(medium: M, request: &AreaRequest) -> Result<(Self, Option<KvError>)> {
         match Self::try_open(medium, request) {
             Ok(store) => Ok((store, None)),
@@ -152,7 +153,7 @@ impl<M: BlockMedium> PageStore<M> {
     fn try_open(medium: M, request: &AreaRequest) -> std::result::Result<Self, (KvError, M)> {
         let found = check_request(&medium, request)
             .and_then(|()| request.fingerprint.encode())
-            .and_then(|encoded| Ok((encoded, read_superblock(&medium, request.offset)?)))
+            .and_then(|encoded| Ok((encoded, read_superblock(&medium, request)?)))
             .and_then(|found| check_same(&found.1.0, request).map(|()| found))
             .and_then(|found| Ok((found, claim(&medium, request)?)));
         let ((encoded, (superblock, mended)), claim) = match found {

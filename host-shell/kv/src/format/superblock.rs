@@ -10,6 +10,8 @@ const MAGIC: [u8; 8] = *b"NVMEKVSB";
 /// States of a superblock.
 const READY: u32 = 0;
 const FORMATTING: u32 = 1;
+/// Least bytes that a drive writes whole.
+const SECTOR: usize = 512;
 /// The most bytes of a fingerprint in its stored form.
 const FINGERPRINT_BYTES: usize = FIELDS.len() * (2 + MOST_FIELD_BYTES);
 
@@ -47,6 +49,8 @@ pub(crate) enum SuperBlockFault {
     Blank,
     /// It does not begin as a superblock.
     Foreign,
+    /// Its first sector is zero and others are not, as after a power cut during the first write of a superblock.
+    Torn,
     /// Formatting was interrupted before the journal was made.
     Unfinished,
     /// It is one of another version.
@@ -83,6 +87,12 @@ impl SuperBlock {
         Self::read(block).ok()
     }
 
+    /// Returns the name of the store that a whole superblock is of, in any state and version.
+    pub(crate) fn instance_of(block: &StructureBlock) -> Option<InstanceId> {
+        let (wire, _) = SuperWire::ref_from_prefix(block).ok()?;
+        (wire.magic == MAGIC && sealed(block).is_some()).then_some(wire.instance)
+    }
+
     pub(crate) fn read(block: &StructureBlock) -> Result<Self, SuperBlockFault> {
         if block.iter().all(|byte| *byte == 0) {
             return Err(SuperBlockFault::Blank);
@@ -90,6 +100,9 @@ impl SuperBlock {
         let Ok((wire, _)) = SuperWire::ref_from_prefix(block) else {
             return Err(SuperBlockFault::Foreign);
         };
+        if block[..SECTOR].iter().all(|byte| *byte == 0) {
+            return Err(SuperBlockFault::Torn);
+        }
         if wire.magic != MAGIC {
             return Err(SuperBlockFault::Foreign);
         }

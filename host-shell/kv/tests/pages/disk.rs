@@ -212,6 +212,11 @@ impl MemoryDisk {
         self.change(|disk| disk.unreadable.push(range));
     }
 
+    /// Makes all bytes readable.
+    pub fn repair(&self) {
+        self.change(|disk| disk.unreadable.clear());
+    }
+
     pub fn fail_flushes(&self, fails: bool) {
         self.change(|disk| disk.fails_flushes = fails);
     }

@@ -6,7 +6,7 @@ use nvme_kv::format::{
     CheckpointHeader, LogBlock, LogRecord, PageRecord, RecordKind, StructureBlock, SuperBlock,
     UNIT, VERSION, seal,
 };
-use nvme_kv::{AreaRequest, BlockMedium, KvError, PageStore, StoreOutcome};
+use nvme_kv::{AreaRequest, BlockMedium, KvError, ModelFingerprint, PageStore, StoreOutcome};
 
 const SLOTS: u64 = 8;
 
@@ -53,7 +53,13 @@ fn an_owner_is_superseded_by_the_next_one() {
     let second = open(&disk, &request).unwrap();
     let error = put(&first, 5).unwrap_err();
     assert!(
-        matches!(error, KvError::Superseded { own: 1, by: 2 }),
+        matches!(
+            error,
+            KvError::Superseded {
+                own: 1,
+                by: Some(2)
+            }
+        ),
         "{error}"
     );
     assert!(matches!(
@@ -72,6 +78,120 @@ fn an_owner_is_superseded_by_the_next_one() {
     assert_eq!(put(&second, 5).unwrap(), StoreOutcome::Stored);
     let third = open(&disk, &request).unwrap();
     assert_eq!(third.recovery().pages, 3);
+}
+
+/// Two servers of two models with one area: the first one says that nothing is stored, and spoils nothing.
+#[test]
+fn an_owner_is_superseded_by_one_that_formats() {
+    let (disk, request, first) = filled(2);
+    let other = AreaRequest {
+        fingerprint: ModelFingerprint {
+            model: "another".into(),
+            ..request.fingerprint.clone()
+        },
+        ..request
+    };
+    let (second, formatted) = PageStore::open_or_format(disk.clone(), &other).unwrap();
+    assert!(matches!(formatted, Some(KvError::OtherModel { .. })));
+    let check = |result: nvme_kv::Result<()>| {
+        let error = result.unwrap_err();
+        let is_formatted = matches!(error, KvError::Superseded { own: 1, by: None });
+        assert!(is_formatted, "{error}");
+        assert_eq!(error.code(), "changed");
+        assert!(
+            error
+                .to_string()
+                .starts_with("the area of the page store was formatted"),
+            "{error}"
+        );
+    };
+    for round in 0..3 {
+        check(first.remove(&[key(&first, round)]).map(drop));
+        check(first.checkpoint());
+        check(put(&first, 5 + round).map(drop));
+        assert_eq!(put(&second, round).unwrap(), StoreOutcome::Stored);
+        second.checkpoint().unwrap();
+    }
+    let second = open(&disk, &other).unwrap();
+    assert!(!second.recovery().fell_back);
+    assert_eq!(second.recovery().pages, 3);
+}
+
+/// A formatting that was interrupted before its journal was made has taken the area, too.
+#[test]
+fn an_owner_is_superseded_by_a_formatting_that_does_not_end() {
+    let (disk, request, first) = filled(2);
+    // Both superblocks are written, and then the power is cut.
+    disk.cut_after(2);
+    assert!(PageStore::format(disk.clone(), &request).is_err());
+    disk.restart();
+    assert!(matches!(
+        put(&first, 5),
+        Err(KvError::Superseded { own: 1, by: None })
+    ));
+    assert!(matches!(error(&disk, &request), KvError::Blank { .. }));
+}
+
+/// Superblocks of md, bcache, btrfs and ZFS have zeros before them.
+#[test]
+fn data_of_others_behind_zeros_are_left_alone() {
+    let (_, request) = disk();
+    for at in [512, UNIT, UNIT + 512, 2 * UNIT, 64 << 10, request.bytes - 8] {
+        let (disk, request) = self::disk();
+        disk.corrupt(at, |bytes| bytes[..8].copy_from_slice(b"a volume"));
+        let opened = PageStore::open_or_format(disk.clone(), &request);
+        // The second block alone may be what is left of the first write of a superblock.
+        if at == UNIT + 512 {
+            assert!(matches!(opened.unwrap().1, Some(KvError::Blank { .. })));
+            continue;
+        }
+        let refused = opened.err().unwrap();
+        assert!(
+            matches!(refused, KvError::Foreign { offset: 0 }),
+            "{at}: {refused}"
+        );
+        disk.corrupt(at, |bytes| assert_eq!(&bytes[..8], b"a volume"));
+        drop(PageStore::format(disk, &request).unwrap());
+    }
+}
+
+/// A drive or file system that fails for a moment loses no store.
+#[test]
+fn what_cannot_be_read_is_not_formatted() {
+    let (disk, request, store) = filled(3);
+    store.checkpoint().unwrap();
+    let layout = store.layout();
+    drop(store);
+    let entries = |half| layout.checkpoint_at(half) + UNIT..layout.checkpoint_at(half) + UNIT + 1;
+    let headers = |half| layout.checkpoint_at(half)..layout.checkpoint_at(half) + 1;
+    for unreadable in [
+        vec![0..2 * UNIT],
+        vec![headers(0), headers(1)],
+        vec![headers(0), entries(1)],
+    ] {
+        disk.repair();
+        unreadable.iter().for_each(|range| disk.wear(range.clone()));
+        for opened in [
+            open(&disk, &request).map(drop),
+            PageStore::open_or_format(disk.clone(), &request).map(drop),
+        ] {
+            let error = opened.unwrap_err();
+            assert!(
+                matches!(error, KvError::Drive { .. }),
+                "{unreadable:?}: {error}"
+            );
+        }
+        disk.repair();
+        let (store, formatted) = PageStore::open_or_format(disk.clone(), &request).unwrap();
+        assert!(formatted.is_none(), "{unreadable:?}");
+        (0..3).for_each(|number| assert_eq!(load(&store, number).unwrap(), payload(number, 0)));
+    }
+    // Nor are data of others whose beginning cannot be read, by a second block that seems damaged.
+    let (disk, request, _) = filled(1);
+    change(&disk, UNIT, |block| block[100] ^= 1);
+    disk.wear(0..1);
+    let refused = PageStore::open_or_format(disk, &request).err().unwrap();
+    assert!(matches!(refused, KvError::Drive { .. }), "{refused}");
 }
 
 #[test]

@@ -71,8 +71,9 @@ class PageStore(Held):
     key, and an area that was made for others is not read.
 
     ``create``: ``"auto"`` makes an empty store where the area is blank, or holds a store of another model or size, or a
-    damaged one (:attr:`formatted` says why); ``"never"`` raises then; ``"always"`` begins anew. Data that are no page store
-    are never overwritten by ``"auto"``. Only the process that opened an area last may change it.
+    damaged one (:attr:`formatted` says why); ``"never"`` raises then; ``"always"`` begins anew. Data that are no page store,
+    as in the first MiB behind zeros, are never overwritten by ``"auto"``, nor is what cannot be read. Only the process that
+    opened or formatted an area last may change it.
 
     Pages are contiguous memory of the host, or of the store's GPU: a tensor of any stride, a list of tensors, or
     :class:`PageBlocks`, which take the place of as many pages as they have. Any thread may call. Closing the store closes this.
