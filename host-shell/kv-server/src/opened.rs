@@ -2,8 +2,8 @@
 
 use crate::{SharedPageStore, SharedPins};
 use nvme_kv::{
-    AreaLayout, BlockMedium, KvStats, PageKey, PageStore, PinnedPages, RecoveryReport, Result,
-    StoreOutcome,
+    AreaLayout, BlockMedium, KvStats, PageKey, PageStore, RecoveryReport, Result, StoreOutcome,
+    WeakPins,
 };
 use std::sync::Arc;
 
@@ -24,10 +24,10 @@ impl<M: BlockMedium + 'static> Clone for OpenedArea<M> {
     }
 }
 
-/// Pages that stay in their places for as long as this lives.
+/// Pages that stay in their places until this is dropped, or the area is closed, which this does not keep open.
 pub enum AreaPins<M: BlockMedium + 'static> {
     /// Pins of an area of this process.
-    Own(PinnedPages<Arc<PageStore<M>>, M>),
+    Own(WeakPins<PageStore<M>, M>),
     /// Pins that the owner of the area holds.
     Shared(SharedPins<M>),
 }
@@ -75,7 +75,7 @@ impl<M: BlockMedium + Send + Sync + 'static> OpenedArea<M> {
     /// Pins the first pages that are found without a gap.
     pub fn pin_prefix(&self, keys: &[PageKey]) -> AreaPins<M> {
         match self {
-            Self::Own(pages) => AreaPins::Own(PinnedPages::of_prefix(Arc::clone(pages), keys)),
+            Self::Own(pages) => AreaPins::Own(WeakPins::of_prefix(pages, keys)),
             Self::Shared(pages) => AreaPins::Shared(pages.pin_prefix(keys)),
         }
     }

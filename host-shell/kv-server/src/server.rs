@@ -47,7 +47,13 @@ pub(crate) struct OwnedArea<M> {
     pub _lock: AreaLock,
 }
 
-/// A reference to an owned area, by which pins keep it.
+impl<M> AsRef<PageStore<M>> for OwnedArea<M> {
+    fn as_ref(&self) -> &PageStore<M> {
+        &self.pages
+    }
+}
+
+/// A reference to an owned area, by which the server keeps it.
 pub(crate) struct OwnedPages<M>(pub Arc<OwnedArea<M>>);
 
 impl<M> Clone for OwnedPages<M> {

@@ -8,7 +8,7 @@ use crate::socket::ListeningSocket;
 use nvme_driver::lock::lock;
 use nvme_kv::{
     AreaLayout, AreaRequest, BlockMedium, FingerprintDigest, KvError, KvStats, ModelFingerprint,
-    PageKey, PageStore, PinnedPages, RecoveryReport, Result, StoreOutcome,
+    PageKey, PageStore, RecoveryReport, Result, StoreOutcome, WeakPins,
 };
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,11 +91,12 @@ struct OwnerRole<M: BlockMedium + 'static> {
     pages: OwnedPages<M>,
 }
 
-/// Pages that stay in their slots until this is dropped, or their owner ends. A client's stay ten minutes at most.
+/// Pages that stay in their slots until this is dropped, their store is closed, or their owner ends. A client's stay ten minutes at most.
 pub struct SharedPins<M: BlockMedium + 'static>(PinsOfRole<M>);
 
 enum PinsOfRole<M: BlockMedium + 'static> {
-    Own(PinnedPages<OwnedPages<M>, M>),
+    /// Not a reference that would keep the area's lock and its device after the store is closed.
+    Own(WeakPins<OwnedArea<M>, M>),
     Remote(RemotePins),
     Unanswered,
 }
@@ -242,20 +243,40 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
         Ok((AreaRole::Owner(Arc::new(owner)), formatted))
     }
 
-    /// Makes a call by the role of this process, and again if its owner ends meanwhile.
+    /// Makes a call by the role of this process, and again if its owner ends meanwhile, or `is_superseded` says that
+    /// another process has opened the area.
     fn call<T>(
         &self,
         limit: Duration,
         mut of_owner: impl FnMut(&OwnedPages<M>) -> T,
         mut of_client: impl FnMut(&Arc<OwnerSession>, Instant) -> std::result::Result<T, CallFault>,
+        is_superseded: impl Fn(&T) -> bool,
     ) -> Result<T> {
         let deadline = Instant::now() + limit;
+        let mut is_first = true;
         loop {
-            match self.role(deadline)? {
-                AreaRole::Owner(owner) => return Ok(of_owner(&owner.pages)),
-                AreaRole::Client(session) => match of_client(&session, deadline) {
-                    Ok(result) => return Ok(result),
-                    Err(CallFault::Answered(error)) => return Err(error),
+            let role = self.role(deadline)?;
+            match &role {
+                AreaRole::Owner(owner) => {
+                    let result = of_owner(&owner.pages);
+                    if !is_superseded(&result) || !std::mem::take(&mut is_first) {
+                        return Ok(result);
+                    }
+                    self.leave(role);
+                }
+                AreaRole::Client(session) => match of_client(session, deadline) {
+                    Ok(result) => {
+                        if !is_superseded(&result) || !std::mem::take(&mut is_first) {
+                            return Ok(result);
+                        }
+                        self.leave(role);
+                    }
+                    Err(CallFault::Answered(error)) => {
+                        if !is_taken(&error) || !std::mem::take(&mut is_first) {
+                            return Err(error);
+                        }
+                        self.leave(role);
+                    }
                     Err(CallFault::OwnerEnded) if Instant::now() < deadline => {
                         std::thread::sleep(PAUSE);
                     }
@@ -267,6 +288,20 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
         }
     }
 
+    /// Ends a role whose owner was superseded: the next owner is looked for.
+    fn leave(&self, role: AreaRole<M>) {
+        let mut state = lock(&self.state);
+        let is_same = match (&state.role, &role) {
+            (Some(AreaRole::Owner(one)), AreaRole::Owner(other)) => Arc::ptr_eq(one, other),
+            (Some(AreaRole::Client(one)), AreaRole::Client(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        let left = is_same.then(|| state.role.take());
+        drop(state);
+        // Not with the lock: the threads of the server end first.
+        drop((left, role));
+    }
+
     /// Makes a lookup; `otherwise` is its result if no owner answers.
     fn look<T>(
         &self,
@@ -275,7 +310,8 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
         of_client: impl FnMut(&Arc<OwnerSession>, Instant) -> std::result::Result<T, CallFault>,
     ) -> T {
         let limit = LOOKUP_TIME.min(self.request.timeout);
-        self.call(limit, of_owner, of_client).unwrap_or_else(|_| {
+        let looked = self.call(limit, of_owner, of_client, |_| false);
+        looked.unwrap_or_else(|_| {
             self.unanswered.fetch_add(1, Ordering::Relaxed);
             otherwise()
         })
@@ -306,8 +342,7 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
 
     /// Pins the pages of the first keys, up to the first key without a page; none if no owner answers.
     pub fn pin_prefix(&self, keys: &[PageKey]) -> SharedPins<M> {
-        let own =
-            |pages: &OwnedPages<M>| PinsOfRole::Own(PinnedPages::of_prefix(pages.clone(), keys));
+        let own = |pages: &OwnedPages<M>| PinsOfRole::Own(WeakPins::of_prefix(&pages.0, keys));
         SharedPins(self.look(
             || PinsOfRole::Unanswered,
             own,
@@ -326,6 +361,7 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
             self.request.timeout,
             |store| store.load_all(&mut given.borrow_mut()),
             |session, deadline| session.load_all(&mut given.borrow_mut(), deadline),
+            |_| false,
         );
         let pages = given.into_inner();
         loaded.unwrap_or_else(|error| {
@@ -343,6 +379,7 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
             self.request.timeout,
             |store| store.store_all(pages),
             |session, deadline| session.store_all(pages, deadline),
+            |outcomes| outcomes.iter().any(|one| one.as_ref().is_err_and(is_taken)),
         );
         stored.unwrap_or_else(|error| pages.iter().map(|_| Err(error.again())).collect())
     }
@@ -356,6 +393,7 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
             self.request.timeout,
             |store| store.remove(keys),
             |session, deadline| session.remove(keys, deadline).map(Ok),
+            |result| result.as_ref().is_err_and(is_taken),
         )?
     }
 
@@ -368,6 +406,7 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
             self.request.timeout,
             |store| store.clear(),
             |session, deadline| session.clear(deadline).map(Ok),
+            |result| result.as_ref().is_err_and(is_taken),
         )?
     }
 
@@ -380,6 +419,7 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
             self.request.timeout,
             |store| store.checkpoint(),
             |session, deadline| session.checkpoint(deadline).map(Ok),
+            |result| result.as_ref().is_err_and(is_taken),
         )?
     }
 
@@ -393,6 +433,7 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
             limit,
             |store| store.stats(),
             |session, deadline| session.stats(deadline),
+            |_| false,
         )
     }
 
@@ -465,6 +506,15 @@ impl<M: BlockMedium + 'static> Drop for OwnerSearch<'_, M> {
         }
         drop(state);
         self.pages.changed.notify_all();
+    }
+}
+
+/// True for the error of an owner that another process has superseded by opening the area, and not by formatting it.
+fn is_taken(error: &KvError) -> bool {
+    match error {
+        KvError::Superseded { by, .. } => by.is_some(),
+        KvError::Owner { code, .. } => *code == "changed",
+        _ => false,
     }
 }
 

@@ -13,6 +13,7 @@ use rustix::process::PidfdFlags;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -200,6 +201,8 @@ fn new_socket() -> Result<OwnedFd, Errno> {
 pub(crate) struct ListeningSocket {
     socket: OwnedFd,
     path: std::path::PathBuf,
+    /// Device and number of the file.
+    file: Option<(u64, u64)>,
 }
 
 impl ListeningSocket {
@@ -222,6 +225,7 @@ impl ListeningSocket {
         Ok(Self {
             socket,
             path: path.to_owned(),
+            file: file_at(path),
         })
     }
 
@@ -245,6 +249,14 @@ impl ListeningSocket {
 
 impl Drop for ListeningSocket {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        // The next owner may listen there: a cleaner of old files has removed the lock then.
+        if file_at(&self.path) == self.file {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
+}
+
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    let found = std::fs::symlink_metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
 }

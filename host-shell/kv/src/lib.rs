@@ -36,7 +36,7 @@ pub use error::{KvError, PageFault, Result};
 pub use fingerprint::{FingerprintDigest, MOST_FIELD_BYTES, ModelFingerprint};
 pub use key::PageKey;
 pub use layout::{AreaLayout, MOST_PAGE_BYTES, MOST_SLOTS};
-pub use load::{ArrivedPage, LoadPlan, LoadedPage, PagePlace, PinnedPages};
+pub use load::{ArrivedPage, LoadPlan, LoadedPage, PagePlace, PinnedPages, WeakPins};
 pub use medium::BlockMedium;
 pub use recovery::RecoveryReport;
 pub use stats::KvStats;

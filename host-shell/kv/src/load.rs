@@ -6,7 +6,9 @@ use crate::key::PageKey;
 use crate::medium::BlockMedium;
 use crate::store::PageStore;
 use nvme_store::StoreTransfer;
+use std::marker::PhantomData;
 use std::ops::Deref;
+use std::sync::{Arc, Weak};
 
 /// A page that was loaded and verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +66,7 @@ pub struct LoadPlan<S: Deref<Target = PageStore<M>>, M: BlockMedium> {
 }
 
 /// Pages that stay in their slots until this is dropped. Each is pinned once for each time that it was found. `S` is
-/// how the store is held: `&PageStore<M>`, or `Arc<PageStore<M>>` for pins that outlive the caller.
+/// how the store is held: `&PageStore<M>`, or `Arc<PageStore<M>>`, which keeps it open; [`WeakPins`] do not.
 pub struct PinnedPages<S: Deref<Target = PageStore<M>>, M: BlockMedium> {
     store: S,
     records: Vec<PageRecord>,
@@ -73,10 +75,7 @@ pub struct PinnedPages<S: Deref<Target = PageStore<M>>, M: BlockMedium> {
 impl<S: Deref<Target = PageStore<M>>, M: BlockMedium> PinnedPages<S, M> {
     /// Pins the pages of the first keys, up to the first key without a page.
     pub fn of_prefix(store: S, keys: &[PageKey]) -> Self {
-        let records = {
-            let mut index = store.index();
-            keys.iter().map_while(|key| index.index.pin(key)).collect()
-        };
+        let records = store.pin(keys);
         Self { store, records }
     }
 
@@ -99,13 +98,52 @@ impl<S: Deref<Target = PageStore<M>>, M: BlockMedium> PinnedPages<S, M> {
 impl<S: Deref<Target = PageStore<M>>, M: BlockMedium> Drop for PinnedPages<S, M> {
     fn drop(&mut self) {
         if !self.records.is_empty() {
-            let mut index = self.store.index();
-            // The first page of a prompt is in more prompts than the last one: it is the last to
-            // make room. Pages are unpinned from the last to the first, so that the first counts as
-            // used most recently.
-            let records = self.records.iter().rev();
-            records.for_each(|record| index.index.unpin(record.slot));
+            self.store.unpin(&self.records);
         }
+    }
+}
+
+/// Pages that stay in their slots until this is dropped, or their store is closed, which this does not keep open.
+pub struct WeakPins<T: AsRef<PageStore<M>>, M: BlockMedium> {
+    store: Weak<T>,
+    records: Vec<PageRecord>,
+    medium: PhantomData<fn() -> M>,
+}
+
+impl<T: AsRef<PageStore<M>>, M: BlockMedium> WeakPins<T, M> {
+    /// Pins the pages of the first keys, up to the first key without a page.
+    pub fn of_prefix(store: &Arc<T>, keys: &[PageKey]) -> Self {
+        Self {
+            records: (**store).as_ref().pin(keys),
+            store: Arc::downgrade(store),
+            medium: PhantomData,
+        }
+    }
+
+    /// Returns the number of pages.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// True if no page was found.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+}
+
+impl<T: AsRef<PageStore<M>>, M: BlockMedium> Drop for WeakPins<T, M> {
+    fn drop(&mut self) {
+        if !self.records.is_empty()
+            && let Some(store) = self.store.upgrade()
+        {
+            (*store).as_ref().unpin(&self.records);
+        }
+    }
+}
+
+impl<M> AsRef<Self> for PageStore<M> {
+    fn as_ref(&self) -> &Self {
+        self
     }
 }
 
@@ -179,6 +217,19 @@ impl<M: BlockMedium> PageStore<M> {
     /// Pins the pages of the first keys, up to the first key without a page: [`PinnedPages::of_prefix`] of this store.
     pub fn pin_prefix(&self, keys: &[PageKey]) -> PinnedPages<&Self, M> {
         PinnedPages::of_prefix(self, keys)
+    }
+
+    fn pin(&self, keys: &[PageKey]) -> Vec<PageRecord> {
+        let mut index = self.index();
+        keys.iter().map_while(|key| index.index.pin(key)).collect()
+    }
+
+    fn unpin(&self, records: &[PageRecord]) {
+        let mut index = self.index();
+        // The first page of a prompt is in more prompts than the last one: it is the last to make room. Pages are
+        // unpinned from the last to the first, so that the first counts as used most recently.
+        let records = records.iter().rev();
+        records.for_each(|record| index.index.unpin(record.slot));
     }
 
     /// Loads one page: [`load_all`](Self::load_all) of it.

@@ -1,8 +1,10 @@
 //! Owners and clients that end at the worst moments.
 
 use crate::rank::Rank;
-use crate::{Gate, SLOTS, Scratch, Stage, load, payload, request, shared, store};
-use nvme_kv::StoreOutcome;
+use crate::{AREA_BYTES, Gate, PAGE, SLOTS, Scratch, Stage, load, payload, request, shared, store};
+use nvme_kv::{AreaRequest, PageStore, StoreOutcome};
+use nvme_kv_server::OpenedArea;
+use nvme_store::{Store, StoreOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -194,6 +196,75 @@ fn an_area_that_overlaps_another_processs_is_refused() {
         Rank::opened(&scratch).ask("load 1"),
         payload(1).len().to_string()
     );
+}
+
+/// Pins that are forgotten, as by the variable of a notebook, keep neither the area's lock nor its device.
+#[test]
+fn an_area_that_was_closed_with_pins_has_a_next_owner() {
+    let scratch = Scratch::new();
+    let pages = shared(request(&scratch.0, "llama"), Arc::new(Gate::default())).unwrap();
+    assert_eq!(store(&pages, 1).unwrap(), StoreOutcome::Stored);
+    let key = |number: u64| pages.key(&number.to_le_bytes(), 0);
+    let pins = [pages.pin_prefix(&[key(1)]), pages.pin_prefix(&[key(2)])];
+    assert_eq!(pins.each_ref().map(|one| one.len()), [1, 0]);
+    pages.close();
+    let mut next = Rank::opened(&scratch);
+    assert_eq!(next.ask("owner"), "owner 2");
+    assert_eq!(next.ask("load 1"), payload(1).len().to_string());
+    drop(pins);
+    assert_eq!(next.ask("load 1"), payload(1).len().to_string());
+    assert_eq!(next.ask("close"), "closed");
+    // Nor does an area of one process alone.
+    let file = scratch.0.join("own");
+    std::fs::File::create(&file)
+        .unwrap()
+        .set_len(AREA_BYTES)
+        .unwrap();
+    let device = format!("file:{}", file.display());
+    let medium = Store::open(&device, &StoreOptions::default()).unwrap();
+    let medium = Arc::new(medium);
+    let area = AreaRequest {
+        offset: 0,
+        bytes: AREA_BYTES,
+        page_bytes: PAGE as u32,
+        fingerprint: request(&scratch.0, "llama").fingerprint,
+    };
+    let own = PageStore::format(Arc::clone(&medium), &area).unwrap();
+    let own = OpenedArea::Own(Arc::new(own));
+    let key = own.key(b"1", 0);
+    own.store_all(&[(key, &payload(1))]).remove(0).unwrap();
+    let pins = own.pin_prefix(&[key]);
+    assert_eq!(pins.len(), 1);
+    drop(own);
+    assert_eq!(Arc::strong_count(&medium), 1);
+}
+
+/// A cleaner of old files removes the lock, and the next process takes the area from an owner that lives.
+#[test]
+fn an_owner_that_another_one_replaces_is_its_client() {
+    let scratch = Scratch::new();
+    let pages = shared(request(&scratch.0, "llama"), Arc::new(Gate::default())).unwrap();
+    let mut client = Rank::opened(&scratch);
+    assert_eq!(store(&pages, 1).unwrap(), StoreOutcome::Stored);
+    for file in std::fs::read_dir(scratch.0.join("sockets")).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_some_and(|kind| kind == "lock") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    let mut next = Rank::opened(&scratch);
+    assert_eq!(next.ask("owner"), "owner 2");
+    assert_eq!(client.ask("store 2"), "Stored");
+    assert_eq!(store(&pages, 3).unwrap(), StoreOutcome::Stored);
+    assert_eq!(pages.owner().unwrap(), (false, 2));
+    assert_eq!(
+        pages.remove(&[pages.key(&2u64.to_le_bytes(), 0)]).unwrap(),
+        1
+    );
+    assert_eq!(next.ask("found 1 2 3"), "1 3");
+    assert_eq!(client.ask("owner"), "client 2");
+    // The socket is the next owner's, and stays.
+    assert_eq!(Rank::opened(&scratch).ask("owner"), "client 2");
 }
 
 #[test]
