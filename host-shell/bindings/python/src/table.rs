@@ -545,7 +545,7 @@ impl PyTable {
     }
 
     /// Puts a scatter into `stream`, or with `dtype` an addition; as `gather_on_gpu`.
-    #[pyo3(signature = (ids, wide, count, rows, status, stream, buffers=None, dtype=None))]
+    #[pyo3(signature = (ids, wide, count, rows, status, stream, buffers=None, dtype=None, apart=false))]
     #[expect(clippy::too_many_arguments, reason = "one call for speed")]
     fn change_on_gpu(
         &self,
@@ -558,10 +558,13 @@ impl PyTable {
         stream: u64,
         buffers: Option<Py<PyAny>>,
         dtype: Option<&str>,
+        apart: bool,
     ) -> PyResult<GpuOperation> {
         let flights = &self.flights;
         flights.reap();
-        flights.check()?;
+        if !apart {
+            flights.check()?;
+        }
         let (store, table) = self.get()?;
         self.check_stored()?;
         let element = dtype.map(element).transpose()?;
@@ -579,22 +582,19 @@ impl PyTable {
             "scatter"
         };
         let bytes = count.saturating_mul(self.row_bytes);
-        flights.launch(
-            py,
-            store,
-            (word, count, bytes),
-            buffers,
-            FailureReport::Table,
-            || {
-                // SAFETY: as for a gather.
-                unsafe {
-                    match element {
-                        Some(element) => table.scatter_add_on_gpu(&request, element, stream),
-                        None => table.scatter_on_gpu(&request, stream),
-                    }
+        let report = match apart {
+            true => FailureReport::Apart,
+            false => FailureReport::Table,
+        };
+        flights.launch(py, store, (word, count, bytes), buffers, report, || {
+            // SAFETY: as for a gather.
+            unsafe {
+                match element {
+                    Some(element) => table.scatter_add_on_gpu(&request, element, stream),
+                    None => table.scatter_on_gpu(&request, stream),
                 }
-            },
-        )
+            }
+        })
     }
 
     /// Waits for the gathers on the GPU that were launched before, and raises the first failure that was not raised

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import time
 
 import pytest
 
@@ -417,10 +418,60 @@ def test_failures_of_the_gpu(cuda):
     drain()
 
 
+def test_a_request_on_the_gpu_has_its_own_failures_alone(cuda):
+    torch = pytest.importorskip("torch")
+    device = "sim:mem?size=32MiB&queues=32&threads=2&fault=status:0x281@op=read,nth=2"
+    prompts = {name: range(100 * number, 100 * number + 5) for number, name in enumerate("abc")}
+    with nvme_gpu.open(device, gpu=0) as store:
+        kv = nvme_gpu.KvStore(store, 4096, layers=1, blocks=16, block_tokens=4, page_shape=(1024,), dtype="float32")
+        given = {"0": cuda(torch.randn((12, 1024)))}
+        for number, (name, tokens) in enumerate(prompts.items()):
+            saved(kv, name, tokens, [number], given)
+        into = {"0": cuda(torch.zeros((12, 1024)))}
+        for number, (name, tokens) in enumerate(prompts.items()):
+            assert kv.get_num_new_matched_tokens(name, tokens) == 4
+            kv.update_state_after_alloc(name, [number + 4], 4)
+        # The second one fails, and has ended before the third one is launched and the first one is waited for.
+        for name in prompts:
+            kv.start_load_kv(into, [name])
+            assert kv._loads["0"][-1].move._operation.wait()
+        with pytest.raises(nvme_gpu.KvLoadError) as raised:
+            kv.wait_for_layer_load("0")
+        assert raised.value.block_ids == {5}
+        assert torch.equal(into["0"].cpu()[[4, 6]], given["0"].cpu()[[0, 2]]) and not into["0"].cpu()[5].any()
+        assert len(kv) == 2 and kv.get_block_ids_with_load_errors() == {5}
+    drain()
+
+
+def test_saves_on_the_gpu_that_fail_stop_no_other_request(cuda):
+    torch = pytest.importorskip("torch")
+    device = "sim:mem?size=32MiB&queues=32&threads=2&fault=status:0x281@op=write,nth=1"
+    with nvme_gpu.open(device, gpu=0) as store:
+        kv = nvme_gpu.KvStore(store, 4096, layers=1, blocks=16, block_tokens=4, page_shape=(1024,), dtype="float32")
+        given = {"0": cuda(torch.randn((12, 1024)))}
+        for number, name in enumerate("ab"):
+            kv.get_num_new_matched_tokens(name, range(100 * number, 100 * number + 5))
+            kv.update_state_after_alloc(name, [number])
+        for name in "ab":
+            kv.save_kv_layer("0", given["0"], [name])
+            table = kv._tables["0"]
+            while not table._native.is_idle():
+                time.sleep(0.001)
+        with pytest.raises(nvme_gpu.NvmeGpuError):
+            kv.wait_for_save()
+        for name in "ab":
+            kv.request_finished(name)
+        into = {"0": cuda(torch.zeros((12, 1024)))}
+        assert loaded(kv, "c", range(5), [7], into) == 0
+        assert loaded(kv, "d", range(100, 105), [7], into) == 4
+        assert torch.equal(into["0"].cpu()[7], given["0"].cpu()[1])
+    drain()
+
+
 def test_a_move_that_has_not_ended_moved_nothing():
     class Late:
-        def check(self):
-            raise nvme_gpu.Timeout("gathers of this table have not ended", "wait", "unfinished")
+        def wait(self):
+            raise nvme_gpu.Timeout("the gather has not ended", "wait", "unfinished")
 
     class Status:
         def __len__(self):
@@ -429,7 +480,7 @@ def test_a_move_that_has_not_ended_moved_nothing():
         def tolist(self):
             raise AssertionError("it waits for the stream of the move")
 
-    moved = nvme_gpu._kv_moves.Move(Late(), None, None, Status(), None)
+    moved = nvme_gpu._kv_moves.Move(None, Late(), Status(), None)
     bad, error = moved.wait()
     assert bad == {0, 1, 2} and error.code == "unfinished"
 

@@ -165,6 +165,14 @@ def gather(
     return target.out if dtype is None else _converted(table, wanted, target.out, dtype)
 
 
+def apart_on_gpu(table: Table, ids: Any, out: Any, status: Any) -> Any:
+    """Starts a gather in the current stream. Its failure is raised by the operation that this returns, and no other call."""
+    wanted = ResolvedIds.of(table, ids, None)
+    target = RowTarget(table, wanted, out, status, "later")
+    place = (wanted.address, wanted.is_wide, wanted.count, target.address, target.status_address)
+    return table._native.gather_on_gpu(*place, wanted.stream, target.held, apart=True)
+
+
 def finish(begun: Prefetch, out: Any, stream: Any, check: Check | None, status: Any) -> Any:
     """The second half of a gather that a GPU has begun."""
     wanted = begun._resolved

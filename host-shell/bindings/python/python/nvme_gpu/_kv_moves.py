@@ -7,6 +7,7 @@ from typing import Any
 
 from . import _buffers
 from ._errors import NvmeGpuError, Usage
+from ._gathers import apart_on_gpu
 from ._table import Table
 
 
@@ -17,17 +18,18 @@ _NOT_MOVED = -1
 class Move:
     """Rows of a table that are under way. It keeps their memory."""
 
-    __slots__ = ("rows", "_table", "_operation", "_status", "_kept")
+    __slots__ = ("rows", "_operation", "_status", "_kept")
 
-    def __init__(self, table: Table, rows: Any, operation: Any, status: Any, kept: Any) -> None:
+    def __init__(self, rows: Any, operation: Any, status: Any, kept: Any) -> None:
         self.rows = rows
-        self._table, self._operation, self._status, self._kept = table, operation, status, kept
+        self._operation, self._status, self._kept = operation, status, kept
 
     def wait(self) -> tuple[set[int], NvmeGpuError | None]:
         """Waits for its end: the places of rows that failed, and the first error."""
         try:
-            if self._operation is None:
-                self._table.check()
+            if _buffers.is_tensor(self._status):
+                # Of this move alone: the table's own check raises failures of others.
+                self._operation.finish()
             else:
                 self._operation.wait()
                 self._operation.check()
@@ -38,11 +40,6 @@ class Move:
                 return everything, error
             bad = {at for at, code in enumerate(self._status.tolist()) if code}
             return bad or everything, error
-        if self._operation is None:
-            # On a GPU an error is raised once, and may have come before: each row says what became of it.
-            bad = {at for at, code in enumerate(self._status.cpu().tolist()) if code}
-            if bad:
-                return bad, NvmeGpuError(f"{len(bad)} pages were not moved", "see the error before", "command")
         return set(), None
 
 
@@ -78,13 +75,12 @@ def load(table: Table, slots: list[int], cache: Any) -> Move:
         ids, status = _on_gpu(cache, slots)
         torch: Any = _buffers.torch()
         rows = torch.empty(shape, dtype=cache.dtype, device=cache.device)
-        table.gather(ids, out=rows, status=status, check="later")
-        return Move(table, rows, None, status, ids)
+        return Move(rows, apart_on_gpu(table, ids, rows, status), status, ids)
     view, places, owner = table._ids(slots, None)
     status = array("i", [_NOT_MOVED]) * len(slots)
     place = table._place(rows, "a cache", places, True)
     operation = table._native.gather(view, table._wide(view), place, table._status(status))
-    return Move(table, rows, operation, status, owner)
+    return Move(rows, operation, status, owner)
 
 
 def save(table: Table, slots: list[int], cache: Any, block_ids: list[int]) -> Move:
@@ -92,14 +88,14 @@ def save(table: Table, slots: list[int], cache: Any, block_ids: list[int]) -> Mo
     if _buffers.is_tensor(cache) and cache.is_cuda:
         ids, status = _on_gpu(cache, slots)
         rows = cache.detach().index_select(0, _on_gpu(cache, block_ids)[0]).contiguous()
-        table.scatter(ids, rows, status=status, check="later")
-        return Move(table, rows, None, status, ids)
+        operation = table._change(ids, rows, status, None, "later", False, False, apart=True)
+        return Move(rows, operation, status, ids)
     rows = cache.detach()[block_ids] if _buffers.is_tensor(cache) else cache[block_ids]
     view, places, owner = table._ids(slots, None)
     status = array("i", [_NOT_MOVED]) * len(slots)
     place = table._place(rows, "a cache", places, False)
     operation = table._native.scatter(view, table._wide(view), place, table._status(status), False)
-    return Move(table, rows, operation, status, owner)
+    return Move(rows, operation, status, owner)
 
 
 def put(cache: Any, block_ids: list[int], rows: Any, good: list[int]) -> None:

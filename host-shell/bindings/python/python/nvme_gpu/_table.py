@@ -390,8 +390,9 @@ class Table(OneProcess):
             operation.check()
 
     def _change(
-        self, ids: Any, rows: Any, status: Any, stream: Any, check: Check | None, unique: bool, add: bool
-    ) -> None:
+        self, ids: Any, rows: Any, status: Any, stream: Any, check: Check | None, unique: bool, add: bool, apart: bool = False
+    ) -> Any:
+        """With ``apart``, for ids of a GPU: the failure is raised by the operation that this returns, and no other call."""
         _gathers.known_check(check)
         if _buffers.is_tensor(ids):
             view, shape = _buffers.of_tensor(ids.contiguous(), "ids"), tuple(ids.shape)
@@ -408,8 +409,7 @@ class Table(OneProcess):
         if _buffers.is_tensor(rows):
             rows = rows.detach().contiguous()
         if view.device[0] not in _buffers.CPU:
-            self._change_on_gpu(view, shape, ids, rows, status, stream, check, unique, add)
-            return
+            return self._change_on_gpu(view, shape, ids, rows, status, stream, check, unique, add, apart)
         source = self._place(rows, "rows", shape, False)
         wide, places = self._wide(view), self._status(status)
         if add:
@@ -417,6 +417,7 @@ class Table(OneProcess):
         else:
             operation = self._native.scatter(view, wide, source, places, unique)
         self._ended_on_cpu(operation, check)
+        return operation
 
     # ---- the GPU
 
@@ -431,7 +432,8 @@ class Table(OneProcess):
         check: Check | None,
         unique: bool,
         add: bool,
-    ) -> None:
+        apart: bool,
+    ) -> _native.GpuOperation:
         if unique:
             raise Usage("unique= with ids in memory of a GPU", "leave it out: the last row of equal ids is written")
         number = _buffers.stream_of(stream)
@@ -446,6 +448,7 @@ class Table(OneProcess):
         where = places.address if places is not None else 0
         held = (ids, owner, source, rows, places)
         operation = self._native.change_on_gpu(
-            ids.address, self._wide(ids), count, source.address, where, number, held, self._dtype if add else None
+            ids.address, self._wide(ids), count, source.address, where, number, held, self._dtype if add else None, apart
         )
         _gathers.checked(operation, check)
+        return operation
