@@ -178,6 +178,22 @@ def test_scales_come_from_the_files_of_the_rows(tmp_path):
     table.store.close()
 
 
+def test_scales_of_blocks_of_rows_are_refused(tmp_path):
+    """As those of 128 rows and 128 columns: (2, 128) are as many as one for each of 256 rows."""
+    rows, scales = random((256, 512)), random((2, 128), 100, 140)
+    path = tmp_path / "one.safetensors"
+    safetensors(path, [("w", "F8_E4M3", rows), ("s", "F8_E8M0", scales)])
+    with pytest.raises(nvme_gpu.Usage, match=r"'s' have the shape \(2, 128\), and their table 256 rows"):
+        nvme_gpu.lookup_table(path, "w", to="float32", scales="s")
+    paths = [tmp_path / f"{number}.safetensors" for number in range(2)]
+    for number, path in enumerate(paths):
+        # The rows of one shard more, and of the other fewer.
+        of_shard = random((100 + 56 * number, 4), 100, 140)
+        safetensors(path, [(f"{number}.w", "F8_E4M3", rows[:128]), (f"{number}.s", "F8_E8M0", of_shard)])
+    with pytest.raises(nvme_gpu.Usage, match=r"'0.s' have the shape \(100, 4\), and their table 128 rows"):
+        nvme_gpu.lookup_table(paths, "{}.w", to="float32", scales="{}.s")
+
+
 @pytest.mark.parametrize("kind", ["modelopt", "compressed-tensors"])
 def test_packed_rows_and_their_number_come_from_a_file(tmp_path, kind):
     case = Case(kind)
@@ -201,6 +217,9 @@ def test_wrong_scales_are_refused(store):
     for words, match in [
         ({"scales": case.words["scales"][1:]}, "are not as many for each of"),
         ({"scales": case.words["scales"][:, :7].copy()}, "are not as many for each of"),
+        # As many numbers, of other rows.
+        ({"scales": case.words["scales"].reshape(8, ROWS)}, r"shape \(8, 300\) are not as many for each of"),
+        ({"scales": case.words["scales"].reshape(2, ROWS // 2, 8)}, "are not as many for each of"),
         ({"scales": np.ones((ROWS, 8), "int64")}, "scales are int64"),
         ({"scales": np.zeros((ROWS, 0), "float32")}, "are not as many for each of"),
         ({"factor": 2.0, "over": 3.0}, "both given"),

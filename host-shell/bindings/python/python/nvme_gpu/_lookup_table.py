@@ -108,7 +108,7 @@ def _of_catalogs(
         return [_named(found, one) for one in _names(found, name)]
 
     result = result._replace(
-        scales=_scales.read_scales(result.scales, find),
+        scales=_scales.read_scales(result.scales, find, [tensor.shape[0] for tensor in tensors]),
         factor=_scales.number_of("factor", result.factor, find),
         over=_scales.number_of("over", result.over, find),
     )

@@ -49,9 +49,12 @@ def scaled(store: Store, native: _native.Table, shape: tuple[int, int], result: 
     rows, elements = shape
     found = view.nbytes // _dtypes.SIZES[name][0]
     groups = found // rows if rows else 1
-    if groups == 0 or groups * rows != found or elements % groups:
+    given = view.shape
+    # Memory of one dimension says no shape: bytes, or numbers row by row.
+    is_other = len(given) > 1 and given[0] != rows
+    if groups == 0 or groups * rows != found or elements % groups or is_other:
         raise Usage(
-            f"{found} scales are not as many for each of {rows} rows of {elements} elements",
+            f"{found} scales of the shape {tuple(given)} are not as many for each of {rows} rows of {elements} elements",
             "pass scales of the shape (rows, groups)",
         )
     return native.scaled((name, elements // groups, view), number, divides)
@@ -74,8 +77,11 @@ def number_of(what: str, value: Any, find: Callable[[str], list[Entry]]) -> Any:
     return memoryview(tensor.read()).cast("f")[0]
 
 
-def read_scales(value: Any, find: Callable[[str], list[Entry]]) -> Any:
-    """``value``, or what lies in the tensors that it names: one number, or memory of the GPU that gathers, or of the host."""
+def read_scales(value: Any, find: Callable[[str], list[Entry]], rows: list[int]) -> Any:
+    """``value``, or what lies in the tensors that it names: one number, or memory of the GPU that gathers, or of the host.
+
+    ``rows``: how many each tensor of the table has. Raises :class:`Usage` for tensors of scales with others.
+    """
     if not isinstance(value, str):
         return value
     tensors = find(value)
@@ -85,6 +91,14 @@ def read_scales(value: Any, find: Callable[[str], list[Entry]]) -> Any:
             raise Usage(f"the scales {tensor.name!r} and {first.name!r} have other dtypes or rows", "name those of one table")
     if len(tensors) == 1 and first.nbytes == 4 and first.dtype == "float32":
         return number_of("scales", value, find)
+    counts = [sum(tensor.shape[:1]) for tensor in tensors]
+    # Scales may lie in other shards than their rows.
+    if counts != rows if len(counts) == len(rows) else sum(counts) != sum(rows):
+        at = next((at for at, (one, other) in enumerate(zip(counts, rows)) if one != other), 0)
+        raise Usage(
+            f"the scales {tensors[at].name!r} have the shape {tensors[at].shape}, and their table {rows[at]} rows",
+            "name scales of the shape (rows, groups)",
+        )
     store, total = first._store, sum(tensor.nbytes for tensor in tensors)
     into: Any = bytearray(total)
     torch = _buffers.torch()
