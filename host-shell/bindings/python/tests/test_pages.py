@@ -471,6 +471,13 @@ def test_what_cannot_share_an_area_is_refused(image, tmp_path):
             shared(image, tmp_path, create="always")
         with pytest.raises(TypeError):
             nvme_gpu.PageStore.shared(owner, page_bytes=PAGE, **MODEL)
+        # As nvme_gpu.open, also for a client, which may have to open the device later.
+        for word in ("no", "false", 1):
+            with pytest.raises(TypeError, match="allow_write is of the type"):
+                shared(image, tmp_path, allow_write=word)
+        for name, number in (("queues", 4096), ("depth", 4096), ("timeout_ms", 86_400_001)):
+            with pytest.raises(nvme_gpu.Usage, match=f"{name} is {number}"):
+                shared(image, tmp_path, **{name: number})
         (tmp_path / "open").mkdir(mode=0o755)
         with pytest.raises(nvme_gpu.Usage, match="only this user"):
             shared(image, tmp_path, directory=tmp_path / "open")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from . import _buffers, _native, _page_pieces
-from ._arguments import whole
+from ._arguments import flag, whole
 from ._errors import NvmeGpuError, PageMiss, Usage, in_short
 from ._held import Held, OneProcess
 from ._page_pieces import PageBlocks
@@ -149,10 +149,10 @@ class PageStore(Held):
         texts = (model, revision, dtype, layout, parallel_rank, hash_algorithm, seed)
         parts = _checked(offset, nbytes, page_bytes, texts, (block_tokens, group), create, _CREATE[:2])
         options = (
-            bool(allow_write),
-            whole("queues", queues, 1, 0xFFFF),
-            whole("depth", depth, 1, 0xFFFF),
-            whole("timeout_ms", timeout_ms, 1, 1 << 40),
+            flag("allow_write", allow_write),
+            whole("queues", queues, 1, 4095),
+            whole("depth", depth, 1, 4095),
+            whole("timeout_ms", timeout_ms, 1, 86_400_000),
         )
         self = cls.__new__(cls)
         self._store = None
