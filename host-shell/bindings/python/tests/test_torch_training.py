@@ -475,15 +475,16 @@ RANKS = """
         DiskSGD(disk.parameters(), lr=1.0, ranks="separate").step()
         torch.testing.assert_close(table[torch.tensor([rank])], trained[rank : rank + 1] - 1)
     dist.barrier()
-    with nvme_gpu.open(f"file:{folder}/rows0") as store:
-        disk = DiskEmbedding(store.table(0, shape=(ROWS, WIDTH), dtype="float32"))
-        disk(torch.tensor([1])).sum().backward()
-        try:
-            average_gradients(disk)
-        except nvme_gpu.Usage as error:
-            assert "one file" in error.cause
-        else:
-            raise SystemExit("two ranks trained one file")
+    for device in (f"file:{folder}/rows0", f"joined:file:{folder}/rows0|file:{folder}/rows1"):
+        with nvme_gpu.open(device) as store:
+            disk = DiskEmbedding(store.table(0, shape=(ROWS, WIDTH), dtype="float32"))
+            disk(torch.tensor([1])).sum().backward()
+            try:
+                average_gradients(disk)
+            except nvme_gpu.Usage as error:
+                assert "one file" in error.cause
+            else:
+                raise SystemExit("two ranks trained one file")
     dist.barrier()
     # gloo ends a barrier with an error where the other rank has left it and is gone: each stays until both are here.
     open(f"{folder}/left{rank}", "w").close()

@@ -105,9 +105,11 @@ def _check_apart(table: Table, ranks: int, group: Any) -> None:
 
 def _files(device: str) -> list[tuple[str, int, int]]:
     """Host, device and inode of the files that a store lies on."""
-    if device.startswith("stripe:"):
-        members = device[len("stripe:") :].rsplit("?stripe=", 1)[0].split("|")
-        return [file for one in members for file in _files(one)]
+    if device.startswith(("stripe:", "joined:")):
+        kind, _, members = device.partition(":")
+        if kind == "stripe":
+            members = members.rsplit("?stripe=", 1)[0]
+        return [file for one in members.split("|") for file in _files(one)]
     # A text without a colon before its first slash is a path, as Store.open has it.
     if not device.startswith("file:") and ":" in device.partition("/")[0]:
         return []
