@@ -255,6 +255,11 @@ def test_a_file_is_loaded_by_the_cpu_and_copied(tmp_path):
         assert "its payload has another checksum" in str(outcomes[1])
         stats = kv.stats()
         assert (stats["loaded_by_gpu"], stats["stored_by_gpu"], stats["loaded"], stats["lost"]) == (0, 0, 3, 1)
+        # Memory of no bytes is an error of its page alone, as where the GPU reads.
+        outcomes = kv.get([keys[0], *kv.keys([b"never"]), keys[2]], [back.part(0, 0), back.part(1, 0), back.part(PAGE, PAGE)])
+        assert f"has {PAGE} bytes, and its buffer 0" in str(outcomes[0])
+        assert isinstance(outcomes[1], nvme_gpu.PageMiss) and outcomes[2] == PAGE
+        assert back.read(PAGE, PAGE) == content(2, PAGE)
         drain()
 
 

@@ -24,10 +24,22 @@ pub fn load<K: Clone + Send + 'static>(
 ) -> DriveResult<PageJob<usize>> {
     let (store, mover, limit) = at_hand(&own, &way, &pages)?;
     if !way_of(&store).0 {
-        let host = mover.host_pages(&pages.extents(), MemoryUse::Writes, stream)?;
+        // Memory of no bytes is refused page by page.
+        let rooms = pages.rooms();
+        let some: Vec<usize> = (0..keys.len())
+            .filter(|number| rooms[*number] > 0)
+            .collect();
+        let extents: Vec<&[PageExtent]> = some.iter().map(|one| pages.extents_of(*one)).collect();
+        let host = mover.host_pages(&extents, MemoryUse::Writes, stream)?;
         let own_stream = mover.after(stream)?;
         return Ok(Box::new(move || {
-            load_by_cpu((&own, &way), &keys, (pages, host), own_stream, limit)
+            load_by_cpu(
+                (&own, &way),
+                (&keys, &some),
+                (pages, host),
+                own_stream,
+                limit,
+            )
         }));
     }
     let wanted = keys.iter().copied().zip(pages.rooms());
@@ -184,7 +196,7 @@ fn clear_and_wait<K: Clone + Send + 'static>(
 
 fn load_by_cpu<K: Clone + Send + 'static>(
     (own, way): (&OwnPages, &GpuWay),
-    keys: &[PageKey],
+    (keys, some): (&[PageKey], &[usize]),
     (pages, mut host): (GpuPages<K>, HostPages),
     stream: u64,
     limit: Duration,
@@ -192,13 +204,19 @@ fn load_by_cpu<K: Clone + Send + 'static>(
     let all = |error: Error| all_failed(keys.len(), &error);
     let results = match host.payloads() {
         Ok(payloads) => {
-            let mut given: Vec<_> = keys.iter().copied().zip(payloads).collect();
+            let mut given: Vec<(PageKey, &mut [u8])> = keys
+                .iter()
+                .map(|key| (*key, <&mut [u8]>::default()))
+                .collect();
+            for (number, payload) in some.iter().zip(payloads) {
+                given[*number].1 = payload;
+            }
             own.load_all(&mut given)
         }
         Err(error) => return all(error),
     };
     let length = |result: &Result<usize>| result.as_ref().ok().map(|bytes| *bytes as u32);
-    let lengths: Vec<Option<u32>> = results.iter().map(length).collect();
+    let lengths: Vec<Option<u32>> = some.iter().map(|one| length(&results[*one])).collect();
     let copied = pages
         .copy(&mut host, HostCopy::Deliver(&lengths), stream)
         .and_then(|()| host.wait(limit));
