@@ -161,6 +161,8 @@ public:
         std::lock_guard held(lock_);
         if (!under_way_.empty())
             return NIXL_ERR_REPOST_ACTIVE;
+        // A batch that has begun has its place.
+        under_way_.reserve(all_.size());
         status_ = NIXL_SUCCESS;
         for (const auto &batch : all_) {
             try {
@@ -169,6 +171,10 @@ public:
             } catch (const nvme_gpu::error &failure) {
                 // The batches before it use their memory: the failure is told when they have ended.
                 note(*batch, {failure.status(), failure.what(), failure.remedy()});
+                break;
+            } catch (const std::exception &failure) {
+                // As without memory, or a thread.
+                note(*batch, {NVME_GPU_ERROR_SYSTEM, failure.what(), "free memory, or end other threads"});
                 break;
             }
         }

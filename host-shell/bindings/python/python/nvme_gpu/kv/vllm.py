@@ -46,7 +46,8 @@ class _Job(NamedTuple):
 
 class NvmeTier(SecondaryTierManager):
     """Chunks of vLLM's CPU tier on a drive. Methods are called by the scheduler's thread. ``drain_jobs`` and ``shutdown`` wait
-    for the drive; ``lookup`` and ``touch`` do not, but in a shared area for the answer of its owner, two seconds at most."""
+    for the drive; ``lookup`` and ``touch`` do not, but in a shared area for the answer of its owner, two seconds at most.
+    Where the owner has ended, one that becomes the owner waits for the device to open and for the recovery, too."""
 
     medium = Medium.STORAGE
 
