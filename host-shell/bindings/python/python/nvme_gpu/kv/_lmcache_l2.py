@@ -174,14 +174,22 @@ class NvmeL2Adapter(L2AdapterInterface):
     # ---- further calls
 
     def delete(self, keys: list[Any]) -> None:
-        """Removes objects, durably."""
-        removed, sizes = [], []
+        """Removes objects of the shapes that this process has seen last, durably. Logs those that it could not look for."""
+        removed, sizes, unknown = [], [], 0
         for key in keys:
-            names = self._pages.keys([self._name(key, form) for form in self._known(key)])
+            forms = self._known(key)
+            names = self._pages.keys([self._name(key, form) for form in forms])
             found = [(name, size) for name, size in zip(names, self._pages.lengths(names)) if size is not None]
+            unknown += not found and len(forms) in (0, _MOST_FORMS)
             if found and self._pages.remove([name for name, _ in found]):
                 removed.append(key)
                 sizes.append(sum(size for _, size in found))
+        if unknown:
+            _LOG.warning(
+                "LMCache: %d of %d objects were not removed: their shapes are known once one of each is stored or loaded",
+                unknown,
+                len(keys),
+            )
         self._tell("removed", self._notify_keys_deleted, removed, sizes)
 
     def report_status(self) -> dict[str, Any]:
