@@ -299,6 +299,60 @@ fn a_step_that_fails_can_be_repeated() {
 }
 
 #[test]
+fn a_read_that_fails_is_named() {
+    let bytes = file(&small());
+    let names = [
+        "layer ",
+        "what lies at byte",
+        "token_embd.weight: ",
+        "output_norm.weight: ",
+    ];
+    let mut seen = [false; 4];
+    for nth in 1..100 {
+        let store = store(&bytes, &format!("&fault=status:0x281@op=read,nth={nth}"));
+        let fed = open(&store, 800 << 10).and_then(|mut model| model.feed(&[1, 2, 3]));
+        let Err(error) = fed else {
+            assert_eq!(seen, [true; 4]);
+            return;
+        };
+        let text = error.to_string();
+        let name = names.iter().position(|name| text.contains(name));
+        seen[name.unwrap_or_else(|| panic!("{nth}: {text}"))] = true;
+    }
+    panic!("reads failed to the last");
+}
+
+/// Each layer of a prompt can be a read from the drive.
+#[test]
+fn a_prompt_is_interrupted_before_any_layer() {
+    let store = store(&file(&small()), "");
+    let mut model = open(&store, 800 << 10).unwrap();
+    let prompt: Vec<u32> = (0..70).map(|at| at * 37 % 300).collect();
+    let mut looks = 0;
+    let mut count = || {
+        looks += 1;
+        Ok(())
+    };
+    let expected = model.feed_until(&prompt, &mut count).unwrap();
+    // Two steps of 64 and 6 tokens, each of three layers and the last matrix.
+    assert!(looks >= 2 * (3 + 1), "{looks}");
+    for stop in 0..looks {
+        model.clear();
+        let mut left = stop;
+        let ended = model.feed_until(&prompt, &mut || match left {
+            0 => Err(Error::Interrupted),
+            _ => {
+                left -= 1;
+                Ok(())
+            }
+        });
+        assert!(matches!(ended, Err(Error::Interrupted)), "{stop}");
+        assert_eq!(model.position(), 0);
+    }
+    assert_eq!(model.feed(&prompt).unwrap(), expected);
+}
+
+#[test]
 fn what_is_no_model_or_does_not_fit_is_refused() {
     let good = small();
     let small_store = store(&file(&good), "");

@@ -303,6 +303,16 @@ fn of_equal_merges_the_first_counts() {
     assert_eq!(tokenizer.encode("aba").unwrap(), expected);
 }
 
+#[test]
+fn a_control_token_is_one_that_a_text_can_spell() {
+    let tokenizer = of_controls(&["<turn>"]);
+    assert_eq!(tokenizer.control("<turn>"), tokenizer.token("<turn>"));
+    assert_eq!(tokenizer.encode("a<turn>").unwrap(), [0, 1]);
+    assert_eq!(tokenizer.token("a"), Some(0));
+    assert_eq!(tokenizer.control("a"), None);
+    assert_eq!(tokenizer.control("<end>"), None);
+}
+
 proptest::proptest! {
     /// Tables with equal pairs, pairs that are never reached, and several pairs that make one text.
     #[test]

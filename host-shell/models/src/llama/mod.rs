@@ -176,11 +176,23 @@ impl Llama {
     /// [`Error::Usage`] for no tokens, for one that is not in the vocabulary, for too many, and for weights that lead to
     /// numbers that are not finite; the errors of the store, with the name of the layer.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<u32> {
+        self.feed_until(tokens, &mut || Ok(()))
+    }
+
+    /// Does the same as [`feed`](Self::feed); calls `check` before each layer and ends with its error.
+    ///
+    /// # Errors
+    /// The errors of [`Self::feed`] and of `check`.
+    pub fn feed_until(
+        &mut self,
+        tokens: &[u32],
+        check: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<u32> {
         self.check(tokens)?;
         let before = self.position;
         let mut next = 0;
         for part in tokens.chunks(MOST_TOKENS as usize) {
-            match self.forward(part) {
+            match self.forward(part, check) {
                 Ok(token) => {
                     next = token;
                     self.position += part.len() as u32;
@@ -229,11 +241,12 @@ impl Llama {
     }
 
     /// Runs `tokens` through the model and returns the next token.
-    fn forward(&mut self, tokens: &[u32]) -> Result<u32> {
+    fn forward(&mut self, tokens: &[u32], check: &mut dyn FnMut() -> Result<()>) -> Result<u32> {
         let count = tokens.len() as u32;
         let machine = &mut *self.machine;
         machine.embed(tokens)?;
         for (index, block) in self.weights.blocks.iter().enumerate() {
+            check()?;
             let layer = self.loader.layer_for(index, machine.stream())?;
             let step = LayerAttention {
                 block: index,
@@ -246,6 +259,7 @@ impl Llama {
         }
         machine.last_norm(count - 1)?;
         for piece in &self.weights.head {
+            check()?;
             let layer = self.loader.layer_for(piece.layer, machine.stream())?;
             let last = ProductVectors {
                 y_first: piece.first_row,

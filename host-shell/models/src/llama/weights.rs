@@ -15,6 +15,10 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Tensor of the embeddings.
+pub const EMBEDDINGS: &str = "token_embd.weight";
+/// Tensor of the norm behind the last layer.
+const LAST_NORM: &str = "output_norm.weight";
 /// Tensors of a GGUF file begin at multiples of this number of bytes, unless the file says otherwise.
 const ALIGNMENT: u64 = 32;
 
@@ -129,7 +133,7 @@ impl ModelWeights {
             lengths.push(runs.0.iter().map(|run| run.end - run.start).sum());
             layers.push((prefix, runs.0.clone()));
         }
-        let embedding = file.alone("token_embd.weight", config)?;
+        let embedding = file.alone(EMBEDDINGS, config)?;
         let last = match catalog.get("output.weight") {
             Some(_) => file.alone("output.weight", config)?,
             None => embedding,
@@ -145,14 +149,15 @@ impl ModelWeights {
         }
         let bytes = embedding.row_bytes * u64::from(embedding.rows);
         let embeddings = places(embedding.at, bytes)?;
-        let norm = file.entry("output_norm.weight")?.offset;
+        let norm = file.entry(LAST_NORM)?.offset;
         let shape = [u64::from(config.width)];
-        file.numbers("output_norm.weight", &shape, &ContiguousRuns::from(norm))?;
+        file.numbers(LAST_NORM, &shape, &ContiguousRuns::from(norm))?;
         let mut bytes = Vec::new();
         for place in places(norm, u64::from(config.width) * 4)? {
             let begin = bytes.len();
             bytes.resize(begin + (place.end - place.start) as usize, 0);
-            store.read_at(place.start, &mut bytes[begin..])?;
+            let read = store.read_at(place.start, &mut bytes[begin..]);
+            read.map_err(|error| error.with_context(LAST_NORM))?;
         }
         file.verify(norm, &bytes)?;
         let last_norm = bytes.as_chunks::<4>().0.iter();

@@ -3,7 +3,7 @@
 use super::{BufferSizes, HeadVectors, LayerAttention, ModelBackend, ProductVectors, VectorBuffer};
 use crate::experts::{ExpertBiases, ExpertCounts, ExpertLayers};
 use crate::llama::embedding::EmbeddingTable;
-use crate::llama::weights::{ModelWeights, WeightMatrix};
+use crate::llama::weights::{EMBEDDINGS, ModelWeights, WeightMatrix};
 use nvme_compute::steps::by_cpu::{self, AttentionRule, TokenHeads};
 use nvme_compute_kernel::experts::MATRICES;
 use nvme_compute_kernel::reference;
@@ -122,7 +122,8 @@ impl ModelBackend for CpuMachine {
         let mut rows = vec![0; row_bytes * tokens.len()];
         for part in self.embedding.parts(tokens, row_bytes as u64) {
             let rows = &mut rows[part.at as usize..][..part.bytes as usize];
-            self.embedding.store.read_at(part.offset, rows)?;
+            let read = self.embedding.store.read_at(part.offset, rows);
+            read.map_err(|error| error.with_context(EMBEDDINGS))?;
         }
         let (width, stored) = (self.sizes.config.width as usize, self.embedding.stored);
         let hidden = self.buffers[VectorBuffer::Hidden as usize].chunks_mut(width);

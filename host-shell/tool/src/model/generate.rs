@@ -81,7 +81,7 @@ impl GenerateCommand {
         let (tokenizer, mut model, prompt) = self.open()?;
         let opened = Instant::now();
         say::step(|| format!("{} computes; {}", model.machine(), model.path().mover));
-        let mut next = model.feed(&prompt)?;
+        let mut next = model.feed_until(&prompt, &mut check_stop)?;
         let answered = Instant::now();
         let (mut made, mut text) = (Vec::new(), DecodedText::default());
         let mut logits = Vec::new();
@@ -97,8 +97,7 @@ impl GenerateCommand {
             if made.len() as u64 == u64::from(self.tokens) {
                 break;
             }
-            check_stop()?;
-            next = model.feed(&[next])?;
+            next = model.feed_until(&[next], &mut check_stop)?;
         }
         let times = GenerateTimes {
             open: opened - begin,
@@ -272,12 +271,20 @@ fn check_begin(manifest: Option<&Manifest>, store: &Store, offset: u64) -> Resul
 }
 
 fn chat(tokenizer: &Tokenizer, question: &str) -> Result<String> {
-    let turns = turns(question, |text| tokenizer.token(text).is_some());
-    turns.ok_or_else(|| {
-        Error::usage(
+    if let Some(turns) = turns(question, |text| tokenizer.control(text).is_some()) {
+        return Ok(turns);
+    }
+    let is_there = |text: &str| tokenizer.token(text).is_some();
+    Err(match turns(question, is_there) {
+        // They would be encoded as the letters of their names.
+        Some(_) => Error::usage(
+            "the file has tokens for turns of ChatML or Harmony, and they are not of the kind control",
+            "use --prompt, or convert the model again: tokenizer.ggml.token_type has to be 3 for them",
+        ),
+        None => Error::usage(
             "the model has no tokens for turns of ChatML or Harmony",
             "use --prompt",
-        )
+        ),
     })
 }
 

@@ -107,6 +107,32 @@ fn what_cannot_be_generated_says_why() {
     );
 }
 
+/// Tokens that are no control tokens are letters in a prompt, which is another prompt.
+#[test]
+fn a_question_needs_turns_of_control_tokens() {
+    let folder = Folder::new(Place::Embedded);
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let mut file = model();
+    let mut replace = |from: &str, to: &str| {
+        let from = text(from);
+        let at = file.windows(from.len()).position(|bytes| bytes == from);
+        let at = at.unwrap();
+        file.splice(at..at + from.len(), text(to));
+    };
+    replace("<256>", "<|im_start|>");
+    replace("<257>", "<|im_end|>");
+    // The header is as long as before.
+    for token in 258..264 {
+        replace(&format!("<{token}>"), &token.to_string());
+    }
+    assert_eq!(file.len(), model().len());
+    std::fs::write(folder.path("model.gguf"), file).unwrap();
+    let generate = ["generate", "model.gguf"];
+    folder.ok(&[&generate[..], &["-p", "Why?", "--tokens", "1"]].concat());
+    let chat = [&generate[..], &["--chat", "Why?"]].concat();
+    folder.fails(&chat, 2, "they are not of the kind control");
+}
+
 /// The text is the same, wherever the model lies; a bit that is another one is an error of its layer.
 #[test]
 fn a_manifest_verifies_what_is_loaded() {
