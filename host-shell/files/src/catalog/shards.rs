@@ -78,16 +78,20 @@ pub(super) fn open(path: &Path) -> Result<OpenCatalog> {
 /// of an index, or of a split GGUF whose first part is named. `None` for any other file, whatever its content.
 ///
 /// # Errors
-/// As [`Catalog::of_file`], for an index and for parts.
+/// As [`Catalog::of_file`], for an index, for parts, and for a file with the name of a part.
 pub fn set_of(path: &Path) -> Result<Option<Vec<(PathBuf, u64)>>> {
     let is_index = path
         .extension()
         .is_some_and(|extension| extension == "json");
     let is_part = || {
         let file = FileSource::open(path)?;
-        // A file that is no GGUF, or a damaged one, is imported as a single file of bytes.
-        let found = Catalog::alone(&file).ok();
-        Ok::<_, Error>(found.is_some_and(|found| !matches!(SplitPart::of(&found), Ok(None))))
+        match Catalog::alone(&file) {
+            Ok(found) => Ok(!matches!(SplitPart::of(&found), Ok(None))),
+            // It would be taken for a model without its other parts.
+            Err(error) if split::is_name_of_part(path) => Err(error),
+            // A file that is no GGUF, or a damaged one, is imported as a single file of bytes.
+            Err(_) => Ok(false),
+        }
     };
     if !is_index && !is_part()? {
         return Ok(None);

@@ -340,6 +340,12 @@ impl<'a> SplitNames<'a> {
     }
 }
 
+/// True if the file at `path` has the name of a part of a split GGUF.
+pub fn is_name_of_part(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    SplitNames::of(&name).is_some_and(|names| names.count > 1)
+}
+
 /// Opens the parts of the split GGUF whose first part is `file`, the open file at `path`; returns each with its first
 /// byte.
 ///

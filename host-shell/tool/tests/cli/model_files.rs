@@ -173,6 +173,13 @@ fn a_split_gguf_is_one_model_or_none() {
     );
     let said = json(&folder, &["import", names[0], "-d", "file:drive"]);
     assert_eq!(said["files"].as_array().unwrap().len(), 2);
+    // A first part that is not complete represents the others all the same.
+    let first = std::fs::read(folder.path(names[0])).unwrap();
+    std::fs::write(folder.path(names[0]), &first[..first.len() - 40]).unwrap();
+    for verb in ["import", "verify"] {
+        refused(&folder, &[verb, names[0], "-d", "file:drive"], 2, names[0]);
+    }
+    std::fs::write(folder.path(names[0]), first).unwrap();
     std::fs::remove_file(folder.path(names[1])).unwrap();
     let missing = "1 of 2 parts are missing: m-00002-of-00002.gguf";
     refused(&folder, &["catalog", names[0]], 2, missing);
