@@ -52,7 +52,8 @@ impl CpCommand {
                 json!({ "bytes": inode.size })
             }
         };
-        if !self.drive.form.json {
+        // The bytes of the file are on standard output.
+        if !self.drive.form.json || to == Path::new("-") {
             return Ok(());
         }
         let mut said = json!({ "path": path, "to": to.to_string_lossy() });

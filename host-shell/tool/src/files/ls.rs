@@ -39,7 +39,10 @@ impl LsCommand {
         for (path, name, inode) in found {
             let target = match inode.kind {
                 // A link that cannot be read, of an encrypted directory for one, is shown without its target.
-                FileKind::Symlink => volume.read_link(&path).ok().map(|target| text(&target)),
+                FileKind::Symlink => volume
+                    .read_link_of(&inode, &path)
+                    .ok()
+                    .map(|target| text(&target)),
                 _ => None,
             };
             entries.push((name, inode, target));

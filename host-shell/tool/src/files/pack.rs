@@ -1,7 +1,7 @@
 //! `pack`: makes the image of an ext4 from a folder, with the data of each file contiguous. mke2fs does the work;
 //! afterwards every file is read back out of the image by our own reader and compared.
 
-use super::PIECE;
+use super::{PIECE, text};
 use crate::common::{OutputForm, check_stop, output, progress};
 use clap::Args;
 use nvme_host::catalog::HeaderSource;
@@ -9,21 +9,26 @@ use nvme_host::files::{DriveFile, Ext4Volume, open_regular};
 use nvme_host::{Error, Result, Store, StoreOptions, units};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// The variable that names another mke2fs.
 const PROGRAM: &str = "MKE2FS";
 const BLOCK: u64 = 4096;
-/// Bytes that a file needs besides its data, with room for directories.
-const PER_FILE: u64 = 1024;
+/// Bytes that a file, link or folder needs besides its data: its inode, and its name in a folder of full blocks.
+const PER_ENTRY: u64 = 1024;
+/// Inodes besides those of the folder's content.
+const MORE_INODES: u64 = 1024;
 /// Bitmaps and other structures of the same size in every image.
 const FIXED: u64 = 16 << 20;
 const TICK: Duration = Duration::from_millis(20);
+/// Time for the last words of a program that has ended.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 /// There is no journal, and metadata lie only at the start, so that nothing interrupts the blocks of a long file.
 const LAYOUT: [&str; 14] = [
     "-q",
@@ -72,34 +77,66 @@ struct PackedFile {
     bytes: u64,
 }
 
+/// Everything below a folder.
+#[derive(Default)]
+struct FolderContent {
+    /// Regular files, by path.
+    files: Vec<PackedFile>,
+    /// Links, and others that are neither files nor folders.
+    links: u64,
+    folders: u64,
+}
+
+impl FolderContent {
+    fn entries(&self) -> u64 {
+        self.files.len() as u64 + self.links + self.folders
+    }
+
+    /// Returns the number of bytes of the files.
+    fn data_bytes(&self) -> u64 {
+        self.files.iter().map(|one| one.bytes).sum()
+    }
+
+    /// Returns the number of bytes of the image: whole MiB.
+    fn image_bytes(&self) -> u64 {
+        let of_files = self
+            .files
+            .iter()
+            .map(|one| one.bytes.next_multiple_of(BLOCK));
+        // A folder has a block at least, and a link has one if its target is long.
+        let of_others = (self.links + self.folders) * BLOCK;
+        let data = of_files.sum::<u64>() + of_others + self.entries() * PER_ENTRY;
+        (data + data / 64 + FIXED).next_multiple_of(1 << 20)
+    }
+}
+
 impl PackCommand {
     pub fn run(self) -> Result<()> {
-        let found = files(&self.folder)?;
+        let found = content(&self.folder)?;
         if fs::symlink_metadata(&self.image).is_ok() {
             let cause = format!("{} is there already", self.image.display());
             return Err(Error::usage(cause, "name another file, or remove it"));
         }
         self.check_apart()?;
-        let made = self.make(&found).and_then(|()| self.verify(&found));
+        let made = self.make(&found).and_then(|()| self.verify(&found.files));
         if made.is_err() {
             // One that was not created after all is not there.
             let _ = fs::remove_file(&self.image);
         }
         let several = made?;
-        let data = found.iter().map(|one| one.bytes).sum();
+        let (count, data) = (found.files.len(), found.data_bytes());
         if self.form.json {
             return output::json(&json!({
                 "image": self.image.to_string_lossy(),
-                "files": found.len(),
+                "files": count,
                 "data_bytes": data,
-                "image_bytes": size(&found),
+                "image_bytes": found.image_bytes(),
                 "in_pieces": several,
             }));
         }
         let mut lines = vec![format!(
-            "{}: {} files, {} of data, compared",
+            "{}: {count} files, {} of data, compared",
             self.image.display(),
-            found.len(),
             units::bytes(data)
         )];
         lines.extend(several.iter().map(|one| {
@@ -131,8 +168,8 @@ impl PackCommand {
     }
 
     /// Runs mke2fs, which makes the image.
-    fn make(&self, found: &[PackedFile]) -> Result<()> {
-        let inodes = (found.len() as u64 * 2 + 1024).to_string();
+    fn make(&self, found: &FolderContent) -> Result<()> {
+        let inodes = (found.entries() + MORE_INODES).to_string();
         let program = std::env::var_os(PROGRAM).unwrap_or_else(|| "mke2fs".into());
         let mut mke2fs = Command::new(program);
         // Not on the path of every user.
@@ -140,7 +177,7 @@ impl PackCommand {
         mke2fs.env("PATH", format!("{path}:/usr/sbin:/sbin"));
         mke2fs.args(LAYOUT).args(["-N", &inodes, "-L", &self.label]);
         mke2fs.arg("-d").arg(&self.folder).arg(&self.image);
-        mke2fs.arg(format!("{}k", size(found) >> 10));
+        mke2fs.arg(format!("{}k", found.image_bytes() >> 10));
         mke2fs.stdin(Stdio::null()).stdout(Stdio::null());
         let child = mke2fs.stderr(Stdio::piped()).spawn();
         let child = child.map_err(|error| match error.kind() {
@@ -177,11 +214,11 @@ impl PackCommand {
         let bar = progress::bytes(found.iter().map(|one| one.bytes).sum(), "compare");
         let mut several = Vec::new();
         for one in found {
-            let path = format!("/{}", one.path.display());
+            let path = [b"/", one.path.as_os_str().as_bytes()].concat();
             let file = volume.file(&path)?;
             let pieces = file.extents()?.iter().filter(|one| one.is_written).count();
             if pieces > 1 {
-                several.push(json!({ "path": path, "pieces": pieces }));
+                several.push(json!({ "path": text(&path), "pieces": pieces }));
             }
             compare(&file, &self.folder.join(&one.path), &mut |bytes| {
                 bar.inc(bytes)
@@ -192,16 +229,9 @@ impl PackCommand {
     }
 }
 
-/// Returns the number of bytes of the image: whole MiB.
-fn size(found: &[PackedFile]) -> u64 {
-    let of_file = |one: &PackedFile| one.bytes.next_multiple_of(BLOCK) + PER_FILE;
-    let data: u64 = found.iter().map(of_file).sum();
-    (data + data / 64 + FIXED).next_multiple_of(1 << 20)
-}
-
-/// Finds the regular files below `folder`. Links and empty folders go into the image, too.
-fn files(folder: &Path) -> Result<Vec<PackedFile>> {
-    let mut found = Vec::new();
+/// Finds everything below `folder`.
+fn content(folder: &Path) -> Result<FolderContent> {
+    let mut found = FolderContent::default();
     let mut left = vec![PathBuf::new()];
     while let Some(below) = left.pop() {
         let path = folder.join(&below);
@@ -212,16 +242,19 @@ fn files(folder: &Path) -> Result<Vec<PackedFile>> {
                 .metadata()
                 .map_err(Error::file("look at", entry.path()))?;
             if about.is_dir() {
+                found.folders += 1;
                 left.push(below);
             } else if about.is_file() {
-                found.push(PackedFile {
+                found.files.push(PackedFile {
                     path: below,
                     bytes: about.len(),
                 });
+            } else {
+                found.links += 1;
             }
         }
     }
-    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found.files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(found)
 }
 
@@ -231,6 +264,11 @@ fn wait(mut child: Child) -> Result<Option<String>> {
         call: "wait",
         source,
     };
+    // A pipe that nobody reads would fill, and the program wait for ever.
+    let (send, last) = mpsc::channel();
+    if let Some(stderr) = child.stderr.take() {
+        std::thread::spawn(move || send.send(last_line(stderr)));
+    }
     let status = loop {
         if let Err(stopped) = check_stop() {
             // The process may have ended meanwhile.
@@ -246,13 +284,16 @@ fn wait(mut child: Child) -> Result<Option<String>> {
     if status.success() {
         return Ok(None);
     }
-    let mut said = String::new();
-    if let Some(stderr) = &mut child.stderr {
-        // Without its words there is the status.
-        let _ = stderr.read_to_string(&mut said);
-    }
-    let last = said.lines().rfind(|line| !line.trim().is_empty());
-    Ok(Some(last.map_or(status.to_string(), str::to_owned)))
+    // Without its words there is the status; a child of its own can keep the pipe open.
+    let said = last.recv_timeout(LAST_WORDS).ok().flatten();
+    Ok(Some(said.unwrap_or_else(|| status.to_string())))
+}
+
+/// Reads to the end; returns the last line that is not blank.
+fn last_line(from: impl Read) -> Option<String> {
+    let lines = BufReader::new(from).split(b'\n').map_while(io::Result::ok);
+    let last = lines.filter(|line| !line.trim_ascii().is_empty()).last()?;
+    Some(String::from_utf8_lossy(&last).into_owned())
 }
 
 /// Compares a file of the image with its source.

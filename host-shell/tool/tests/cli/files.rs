@@ -164,6 +164,56 @@ fn a_folder_becomes_an_image_whose_files_lie_in_one_piece() {
     );
 }
 
+/// Links and folders take inodes and blocks like files; names are bytes.
+#[test]
+fn a_folder_of_links_and_folders_becomes_an_image() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::symlink;
+    let folder = Folder::new(Place::Embedded);
+    for at in 0..1500 {
+        let long = "x".repeat(if at < 100 { 200 } else { 20 });
+        std::fs::create_dir_all(folder.path(&format!("models/folder{at}"))).unwrap();
+        symlink(&long, folder.path(&format!("models/link{at}"))).unwrap();
+    }
+    let models = folder.path("models");
+    let named = |name: &[u8]| models.join(OsStr::from_bytes(name));
+    std::fs::write(named(b"file\xff"), b"content").unwrap();
+    symlink("file", named(b"link\xff")).unwrap();
+    std::fs::write(models.join("words"), "some words").unwrap();
+    let made = json(&folder, &["pack", "models", "packed.img"]);
+    assert_eq!(made["files"], 2);
+    let shown = json(&folder, &["ls", "sim:packed.img:/"]);
+    let entries = shown["entries"].as_array().unwrap();
+    let links = entries.iter().filter(|entry| entry["kind"] == "symlink");
+    assert_eq!(links.clone().count(), 1501);
+    assert!(links.clone().all(|link| link["target"].is_string()));
+    assert_eq!(entries.len(), 1500 + 1501 + 2 + 1, "with lost+found");
+    // The bytes alone are on standard output.
+    let copied = ok(&folder, &["cp", "sim:packed.img:/words", "-", "--json"]);
+    assert_eq!(copied, "some words");
+}
+
+#[test]
+fn a_program_that_says_much_is_waited_for() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new(Place::Embedded);
+    std::fs::create_dir(folder.path("models")).unwrap();
+    let path = folder.path("talks");
+    let text =
+        "#!/bin/sh\nhead -c 200000 /dev/zero | tr '\\0' '\\n' >&2\necho the reason >&2\nexit 3\n";
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = folder.command();
+    command
+        .args(["pack", "models", "packed.img"])
+        .env("MKE2FS", "./talks");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{said}");
+    assert!(said.contains("mke2fs failed: the reason"), "{said}");
+}
+
 #[test]
 fn an_image_that_cannot_be_made_is_not_there() {
     use std::os::unix::fs::PermissionsExt;
