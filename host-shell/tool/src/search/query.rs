@@ -147,7 +147,11 @@ impl QueryCommand {
         }
         by_cpu.answers.check()?;
         write(to, count, &by_cpu.answers)?;
-        by_gpu.map_or(Ok(()), |(way, _)| way.answers.check())
+        let Some((way, _)) = by_gpu else {
+            return Ok(());
+        };
+        way.answers.check()?;
+        check_same(&way.answers, &by_cpu.answers, self.k as usize)
     }
 
     /// Opens the files of ids and of distances.
@@ -183,6 +187,7 @@ impl QueryCommand {
         self.write.check(&*device, "search query --load")?;
         let store = Store::over(device, &options)?;
         load(file, &store, self.place.offset)?;
+        files.keep_created();
         Ok(store)
     }
 
@@ -272,7 +277,9 @@ fn load(file: &Path, store: &Store, offset: u64) -> Result<()> {
         read_only: true,
         ..StoreOptions::default()
     };
-    let from = Store::open(&format!("file:{}", file.display()), &options)?;
+    let from = Arc::new(Store::open(&format!("file:{}", file.display()), &options)?);
+    // What lies on the device is overwritten by an index alone.
+    VectorIndex::open(&from, 0).map_err(|error| error.with_context(&file.display().to_string()))?;
     if offset
         .checked_add(from.len())
         .is_none_or(|end| end > store.len())
@@ -315,8 +322,45 @@ fn write(to: [Option<OutputFile>; 2], queries: usize, answers: &SearchAnswers) -
     Ok(())
 }
 
+/// Checks that both ways have the same answers.
+///
+/// # Errors
+/// [`Error::Mismatch`] with the number of queries whose answers differ, and the first of them.
+fn check_same(by_gpu: &SearchAnswers, by_cpu: &SearchAnswers, k: usize) -> Result<()> {
+    if by_gpu == by_cpu {
+        return Ok(());
+    }
+    let of_query = |answers: &SearchAnswers, query: usize| {
+        let results = query * k..(query + 1) * k;
+        let distances = answers.distances.get(results.clone());
+        let distances =
+            distances.map(|all| all.iter().map(|one| one.to_bits()).collect::<Vec<_>>());
+        let reads = answers.reads.get(query).copied();
+        (
+            answers.ids.get(results).map(<[i64]>::to_vec),
+            distances,
+            reads,
+        )
+    };
+    let count = by_gpu.codes.len().max(by_cpu.codes.len());
+    let differ = |query: &usize| of_query(by_gpu, *query) != of_query(by_cpu, *query);
+    let mut different = (0..count).filter(differ);
+    let first = different.next();
+    Err(Error::Mismatch {
+        what: format!(
+            "the answers of the GPU and the CPU differ in {} of {count} queries, first in query {}",
+            different.count() + usize::from(first.is_some()),
+            first.unwrap_or_default()
+        ),
+    })
+}
+
 /// Prints the results for a person.
 fn show(all: &Value) -> Result<()> {
+    output::print(&to_text(all))
+}
+
+fn to_text(all: &Value) -> String {
     let number = |value: &Value| value.as_f64().unwrap_or(0.0);
     let mut text = format!(
         "{} {} vectors of {} on {}, {} in memory; {} results of {} candidates, {} nodes at a time\n",
@@ -346,5 +390,39 @@ fn show(all: &Value) -> Result<()> {
             way["failed"],
         );
     }
-    output::print(&text)
+    text += match all["same_answers"].as_bool() {
+        Some(true) => "the answers of both are the same\n",
+        Some(false) => "THE ANSWERS OF BOTH DIFFER\n",
+        None => "",
+    };
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SearchAnswers, check_same, to_text};
+    use nvme_host::exit;
+    use serde_json::json;
+
+    #[test]
+    fn answers_that_differ_are_an_error_and_shown() {
+        let by_cpu = SearchAnswers {
+            ids: vec![3, 1, 4, -1],
+            distances: vec![0.5, 1.0, 2.0, f32::INFINITY],
+            codes: vec![0; 2],
+            reads: vec![7, 9],
+        };
+        check_same(&by_cpu.clone(), &by_cpu, 2).unwrap();
+        let mut by_gpu = by_cpu.clone();
+        by_gpu.distances[2] = 2.5;
+        let error = check_same(&by_gpu, &by_cpu, 2).unwrap_err();
+        assert_eq!(error.exit_code(), exit::MISMATCH);
+        let text = error.to_string();
+        assert!(text.contains("1 of 2 queries, first in query 1"), "{text}");
+        for (is_same, says) in [(true, "are the same"), (false, "DIFFER")] {
+            let text = to_text(&json!({ "same_answers": is_same }));
+            assert!(text.contains(says), "{text}");
+        }
+        assert_eq!(to_text(&json!({ "same_answers": null })).lines().count(), 1);
+    }
 }

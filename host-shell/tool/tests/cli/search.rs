@@ -1,6 +1,6 @@
 //! `search`: indexes on devices and files, and queries with their recall.
 
-use super::common::{Folder, Place};
+use super::common::{Folder, Place, bytes, data};
 
 const BUILD: [&str; 8] = [
     "search", "build", "--count", "700", "--dim", "10", "--degree", "16",
@@ -128,6 +128,14 @@ fn what_cannot_be_is_refused_and_leaves_no_file() {
         assert_eq!(said.code, code, "{}", said.stderr);
         assert!(said.stderr.contains(why), "{}", said.stderr);
     }
+    // What lies on the device stays, unless the file is an index.
+    let before = folder.file("disk.img", 1 << 20, 1);
+    folder.file("other", 8192, 2);
+    let load = ["sim:disk.img", "--load", "./other"];
+    let said = folder.run(&[&query[..], &load].concat());
+    assert_eq!(said.code, 1, "{}", said.stderr);
+    assert!(said.stderr.contains("./other: "), "{}", said.stderr);
+    assert!(bytes(&before) == data(1 << 20, 1));
     folder.ok(&[&BUILD[..], &["--out", "./large.idx"]].concat());
     let load = ["sim:mem?size=1MiB", "--load", "./large.idx"];
     let said = folder.run(&[&query[..], &load].concat());
