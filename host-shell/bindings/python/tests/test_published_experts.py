@@ -397,6 +397,12 @@ def test_a_number_that_is_no_expert_is_nan_and_others_are_right(place):
         if not place.gpu:
             with pytest.raises(nvme_gpu.Usage, match=f"layer 0 has no expert {EXPERTS}"):
                 call()
+            # A refused call changes no sums.
+            for adds in (True, False):
+                sums = np.ones_like(x)
+                with pytest.raises(nvme_gpu.Usage):
+                    experts.compute(0, None, x, out=sums, accumulate=adds, chosen=(order, weights), check="now")
+                assert (sums == 1).all()
             return
         found = call().cpu().numpy()
         want = computed(x[:1], order[:1], weights[:1], *layers[0], words)

@@ -316,10 +316,13 @@ impl PyExperts {
     }
 }
 
-/// Stores results, added to `out` with `adds`; NaN for those that were not computed.
+/// Stores results, added to `out` with `adds`; NaN for those that were not computed. A refused call and one that would
+/// have added leave `out` as it is, so that the call can be repeated.
 fn put(found: nvme_host::Result<Vec<f32>>, out: &mut [f32], adds: bool) -> nvme_host::Result<()> {
-    if found.is_err() {
-        out.fill(f32::NAN);
+    match &found {
+        Ok(_) | Err(nvme_host::Error::Usage { .. }) => {}
+        Err(_) if adds => {}
+        Err(_) => out.fill(f32::NAN),
     }
     for (out, found) in out.iter_mut().zip(found?) {
         *out = if adds { *out } else { 0.0 } + found;

@@ -348,7 +348,8 @@ class Experts(Launching):
         On the store's GPU the choice, the reads of experts that are not in the cache, and the products are put into the
         current stream of torch, which may be captured. Steps of one cache follow one another: in one stream, or ordered by
         the program. A token with an expert that was not read is NaN, and the next step that chooses the expert reads it
-        again; a token whose number is no expert is NaN, too. In memory of the host threads read each expert that was chosen.
+        again; a token whose number is no expert is NaN, too. In memory of the host threads read each expert that was chosen;
+        a call that raises leaves ``out`` as it was where it is refused, or with ``accumulate``, else it is NaN.
         ``check``: as for :meth:`Matrix.gemv`.
 
         Raises :class:`Usage` for what does not fit; :class:`Status`, :class:`Timeout` or :class:`Gone` for an expert that
