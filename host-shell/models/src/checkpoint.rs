@@ -83,6 +83,17 @@ fn config_of(text: &str) -> Result<ModelConfig> {
             return Err(no_mixtral(format!("{key} is {}, not {wanted}", json[key])));
         }
     }
+    // Keys that may be missing; any other value is another computation.
+    for (key, wanted) in [
+        ("hidden_act", Value::from("silu")),
+        ("attention_bias", Value::from(false)),
+        ("rope_scaling", Value::Null),
+        ("rope_parameters", Value::Null),
+    ] {
+        if !json[key].is_null() && json[key] != wanted {
+            return Err(no_mixtral(format!("{key} is {}, not {wanted}", json[key])));
+        }
+    }
     Ok(ModelConfig {
         layers: number("num_hidden_layers")?,
         width: number("hidden_size")?,
@@ -215,12 +226,30 @@ mod tests {
     fn a_configuration_that_is_another_model_is_refused() {
         let good = include_str!("../tests/mixture/config.json");
         assert_eq!(config_of(good).unwrap().layers, 3);
+        let usual = "{\"hidden_act\": \"silu\", \"attention_bias\": false, \"rope_scaling\": null,";
+        assert_eq!(config_of(&good.replacen('{', usual, 1)).unwrap().layers, 3);
         for (from, to, cause) in [
             ("\"mixtral\"", "\"llama\"", "model_type"),
             ("\"vocab_size\": 256", "\"vocab_size\": 32000", "vocab_size"),
             ("\"head_dim\": 16", "\"head_dim\": -1", "head_dim"),
             ("\"hidden_size\"", "\"hidden\"", "hidden_size is null"),
             ("{", "", "config.json"),
+            (
+                "{",
+                "{\"hidden_act\": \"gelu\",",
+                "hidden_act is \"gelu\", not \"silu\"",
+            ),
+            (
+                "{",
+                "{\"attention_bias\": true,",
+                "attention_bias is true, not false",
+            ),
+            ("{", "{\"rope_scaling\": {\"factor\": 2.0},", "rope_scaling"),
+            (
+                "{",
+                "{\"rope_parameters\": {\"rope_type\": \"yarn\"},",
+                "rope_parameters",
+            ),
         ] {
             let error = config_of(&good.replacen(from, to, 1)).unwrap_err();
             assert!(error.to_string().contains(cause), "{error}");
