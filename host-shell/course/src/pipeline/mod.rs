@@ -53,9 +53,11 @@ pub struct PipelineShape {
 }
 
 impl PipelineShape {
+    /// Checks the sizes; [`bytes`](Self::bytes) and its like are for sizes that pass.
+    ///
     /// # Errors
     /// [`Error::Usage`] for sizes that are zero or no whole blocks of the format, and for more than 4 GiB a matrix.
-    fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let (elements, _) = self.stored.block();
         let row_bytes = self.stored.row_bytes(self.columns).unwrap_or(0);
         let counts = [

@@ -20,28 +20,28 @@ pub struct CrossoverArgs {
     /// Measure batches of rows that the GPU reads itself against the same rows brought by threads of the CPU, with and
     /// without a cache in GPU memory, and the hit rates at which both are equally fast. The table overwrites the
     /// namespace from its start on (needs --gpu; docs/crossover.md)
-    #[arg(long, groups = ["in_turns", "by_stations", "by_rows"], requires = "gpu")]
+    #[arg(long, groups = ["in_turns", "by_stations", "by_rows", "by_crossover"], requires = "gpu")]
     pub crossover: bool,
     /// Latencies of a simulated drive, unless --device says one
-    #[arg(long, value_name = "TIME", value_delimiter = ',', default_value = "0ns,20us,70us", value_parser = units::parse_nanoseconds, requires = "crossover")]
+    #[arg(long, value_name = "TIME", value_delimiter = ',', default_value = "0ns,20us,70us", value_parser = units::parse_nanoseconds, requires = "by_crossover")]
     latencies: Vec<u64>,
     /// Bytes of a row: whole blocks, at most what one command reads
-    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "512,4KiB,16KiB,128KiB", value_parser = some_bytes, requires = "crossover")]
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "512,4KiB,16KiB,128KiB", value_parser = some_bytes, requires = "by_crossover")]
     row_sizes: Vec<u64>,
     /// Rows of a batch, cut to --most-bytes and half of the table
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "32,1024,32768", value_parser = number::<u64>(1..=1 << 24), requires = "crossover")]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "32,1024,32768", value_parser = number::<u64>(1..=1 << 24), requires = "by_crossover")]
     batches: Vec<u64>,
     /// Bytes of a batch at most
-    #[arg(long, value_name = "BYTES", default_value = "128MiB", value_parser = some_bytes, requires = "crossover")]
+    #[arg(long, value_name = "BYTES", default_value = "128MiB", value_parser = some_bytes, requires = "by_crossover")]
     most_bytes: u64,
     /// Percent of a batch's rows that are in the cache
-    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_value = "0,25,50,75,90,95", value_parser = number::<u32>(0..=100), requires = "crossover")]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_value = "0,25,50,75,90,95", value_parser = number::<u32>(0..=100), requires = "by_crossover")]
     hits: Vec<u32>,
     /// Pointer chases at a time over rows of 4 KiB at most, where each row names the next
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,32,1024", value_parser = number::<u32>(1..=65_536), requires = "crossover")]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,32,1024", value_parser = number::<u32>(1..=65_536), requires = "by_crossover")]
     walks: Vec<u32>,
     /// Rows of a chase, or fewer where all are more than --most-bytes
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::<u32>(1..=65_536), requires = "crossover")]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::<u32>(1..=65_536), requires = "by_crossover")]
     hops: u32,
 }
 

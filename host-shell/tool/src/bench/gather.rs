@@ -16,19 +16,19 @@ use std::sync::Arc;
 pub struct GatherArgs {
     /// Measure `out = table[ids]`: lays out a table from the namespace's start on and gathers rows by random ids, into
     /// GPU memory with --gpu; each row is checked, and written back where the GPU can
-    #[arg(long, groups = ["in_turns", "by_stations", "by_rows"])]
+    #[arg(long, groups = ["in_turns", "by_stations", "by_rows", "by_gather"])]
     pub gather: bool,
     /// Bytes of the table, which overwrites the namespace
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = some_bytes, requires = "by_rows")]
     pub table: u64,
     /// Bytes of a row, multiples of 8: a case for each
-    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_values_t = [4096u64], value_parser = some_bytes, requires = "gather")]
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_values_t = [4096u64], value_parser = some_bytes, requires = "by_gather")]
     row: Vec<u64>,
     /// Rows of each gather; as many as make a long run when missing
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, value_parser = number::<u64>(0..=1 << 32), requires = "gather")]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, value_parser = number::<u64>(0..=1 << 32), requires = "by_gather")]
     rows: u64,
     /// Ids by Zipf's law, exponent 0.99, instead of uniform ones
-    #[arg(long, requires = "gather")]
+    #[arg(long, requires = "by_gather")]
     zipf: bool,
     /// Runs of each case; the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = number::<usize>(1..=1000), requires = "in_turns")]
@@ -46,20 +46,20 @@ pub struct OnGpuArgs {
     #[arg(long, value_name = "N", default_value_t = RowsOptions::default().stations, value_parser = number::<u32>(1..=1024), requires_all = ["by_stations", "gpu"])]
     pub stations: u32,
     /// Drives of `sim:mem` in stripes of 128 KiB on which the table lies
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u32>(1..=32), requires_all = ["gather", "gpu"])]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u32>(1..=32), requires_all = ["by_gather", "gpu"])]
     members: u32,
     /// Measure each case also with a cache of BYTES of GPU memory
-    #[arg(long, value_name = "BYTES", value_parser = some_bytes, requires_all = ["gather", "gpu"])]
+    #[arg(long, value_name = "BYTES", value_parser = some_bytes, requires_all = ["by_gather", "gpu"])]
     cache: Option<u64>,
     /// Rows of gathers in captured graphs, each measured beside a kernel that only copies
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1024u64], value_parser = number::<u64>(1..=1 << 32), requires_all = ["gather", "gpu"])]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1024u64], value_parser = number::<u64>(1..=1 << 32), requires_all = ["by_gather", "gpu"])]
     graph_rows: Vec<u64>,
     /// Measure these graphs also in halves, with a copy inside GPU memory between them
-    #[arg(long, requires_all = ["gather", "gpu"])]
+    #[arg(long, requires_all = ["by_gather", "gpu"])]
     halves: bool,
     /// Measure a product of bf16 matrices alone, beside gathers, and beside a graph of the first --graph-rows every 200
     /// us; 8192,8192,8192 without a value
-    #[arg(long, value_name = "M,N,K", value_delimiter = ',', num_args = 0..=1, default_missing_value = "8192,8192,8192", value_parser = number::<u32>(1..=1 << 20), requires_all = ["gather", "gpu"])]
+    #[arg(long, value_name = "M,N,K", value_delimiter = ',', num_args = 0..=1, default_missing_value = "8192,8192,8192", value_parser = number::<u32>(1..=1 << 20), requires_all = ["by_gather", "gpu"])]
     beside_gemm: Option<Vec<u32>>,
 }
 

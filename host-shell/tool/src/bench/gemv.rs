@@ -21,18 +21,18 @@ pub struct GemvArgs {
     /// Measure `y = W x` with a matrix on the drive: by the kernel that reads it (needs --gpu), by a read into GPU
     /// memory and a product, by the product alone, and by reads of the CPU, copies and a product; each is compared. The
     /// matrix overwrites the namespace from its start on
-    #[arg(long, value_name = "ROWSxCOLUMNS", value_parser = shape, groups = ["in_turns", "by_stations", "product"], requires = "gpu")]
+    #[arg(long, value_name = "ROWSxCOLUMNS", value_parser = shape, groups = ["in_turns", "by_stations", "product", "by_gemv"], requires = "gpu")]
     gemv: Option<(u32, u32)>,
     /// With --gemv: multiply N rows that ids in GPU memory name, in the same ways
-    #[arg(long, value_name = "N", value_parser = crate::common::number::<u64>(1..=u64::from(u32::MAX)), requires = "gemv", conflicts_with = "gemm")]
+    #[arg(long, value_name = "N", value_parser = crate::common::number::<u64>(1..=u64::from(u32::MAX)), requires = "by_gemv", conflicts_with = "gemm")]
     ids: Option<u64>,
     /// Measure `Y = X W^T` by the tensor cores with TOKENS rows in GPU memory and a matrix on the drive: by one launch
     /// that reads and multiplies (needs --gpu), by the product alone, and for bf16 and f16 after a read into GPU memory
     /// or reads of the CPU; some rows are compared. The matrix overwrites the namespace from its start on
-    #[arg(long, value_name = "TOKENSxROWSxCOLUMNS", value_parser = three, groups = ["in_turns", "by_stations", "product"], conflicts_with = "gemv", requires = "gpu")]
+    #[arg(long, value_name = "TOKENSxROWSxCOLUMNS", value_parser = three, groups = ["in_turns", "by_stations", "product", "by_gemm"], conflicts_with = "gemv", requires = "gpu")]
     gemm: Option<(u32, u32, u32)>,
     /// Blocks that read, with --gemm; 0 for the library's choice
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = crate::common::number::<u32>(0..=32), requires = "gemm")]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = crate::common::number::<u32>(0..=32), requires = "by_gemm")]
     read_blocks: u32,
     /// Formats of the matrix: one case for each
     #[arg(long, value_name = "FORMAT", value_delimiter = ',', default_value = "bf16,q8_0,q4_0", value_parser = stored, requires = "product")]

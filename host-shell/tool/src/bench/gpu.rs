@@ -22,7 +22,7 @@ const LAUNCH_SECONDS: f64 = 0.5;
 #[command(next_help_heading = "GPU")]
 pub struct SuiteArgs {
     /// Measure every case of a suite against a null controller on the CPU; no device
-    #[arg(long, value_enum, requires = "gpu")]
+    #[arg(long, value_enum, groups = ["by_suite", "without_device"], requires = "gpu")]
     pub suite: Option<SuiteName>,
     /// Only the cases whose name has TEXT in it
     #[arg(
@@ -30,7 +30,7 @@ pub struct SuiteArgs {
         value_name = "TEXT",
         default_value = "",
         hide_default_value = true,
-        requires = "suite"
+        requires = "by_suite"
     )]
     only: String,
     /// Threads of the null controller; all cores but two when missing
@@ -40,11 +40,11 @@ pub struct SuiteArgs {
         default_value_t = 0,
         value_parser = crate::common::number::<usize>(0..=4096),
         hide_default_value = true,
-        requires = "suite"
+        requires = "by_suite"
     )]
     controller_threads: usize,
     /// Do a small part of the work, for a look
-    #[arg(long, requires = "suite")]
+    #[arg(long, requires = "by_suite")]
     quick: bool,
 }
 

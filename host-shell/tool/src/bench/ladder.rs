@@ -18,7 +18,7 @@ use std::path::PathBuf;
 pub struct LadderArgs {
     /// Multiply square matrices by each step of docs/ladder.md, by the CPU and by cuBLAS where it is installed (needs
     /// --gpu; no --device); each product is checked
-    #[arg(long, value_name = "SIDE", value_delimiter = ',', value_parser = number::<u32>(1..=32_768), group = "in_turns", requires = "gpu")]
+    #[arg(long, value_name = "SIDE", value_delimiter = ',', value_parser = number::<u32>(1..=32_768), groups = ["in_turns", "without_device"], requires = "gpu")]
     pub matmul: Vec<u32>,
 }
 

@@ -25,7 +25,7 @@ pub struct PathsArgs {
     /// Read FILE into memory, of the GPU with --gpu, by each way in turns: our driver (over -d, or the simulator over
     /// FILE), cuFile, pread and a copy, pread into pinned memory and an asynchronous copy. A missing FILE is made, and
     /// removed at the end. Every byte is compared. FILE is read from the page cache where it is there
-    #[arg(long, value_name = "FILE", group = "in_turns")]
+    #[arg(long, value_name = "FILE", groups = ["in_turns", "by_paths"])]
     pub paths: Option<PathBuf>,
     /// Bytes of the sequential reads, multiples of 4096
     #[arg(
@@ -34,14 +34,14 @@ pub struct PathsArgs {
         value_delimiter = ',',
         default_value = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB",
         value_parser = some_bytes,
-        requires = "paths"
+        requires = "by_paths"
     )]
     sizes: Vec<u64>,
     /// Reads of 4 KiB in a batch
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = number::<usize>(1..=4096), requires = "paths")]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = number::<usize>(1..=4096), requires = "by_paths")]
     batch: usize,
     /// Threads of the CPU's ways and of cuFile; one a processor, 16 at most, when missing
-    #[arg(long, value_name = "N", value_parser = number::<usize>(1..=256), requires = "paths")]
+    #[arg(long, value_name = "N", value_parser = number::<usize>(1..=256), requires = "by_paths")]
     cpu_threads: Option<usize>,
 }
 

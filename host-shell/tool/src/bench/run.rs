@@ -41,6 +41,21 @@ const OF_WORKLOADS: &[&str] = &[
     "pattern",
 ];
 
+/// Options of a device; some measurements have none.
+#[cfg(feature = "cuda")]
+const OF_DEVICES: &[&str] = &[
+    "device",
+    "namespace_id",
+    "timeout_ms",
+    "rings",
+    "doorbells",
+    "irq",
+    "allow_write",
+    "queues",
+    "size",
+    "io_size",
+];
+
 /// Measure IOPS, bandwidth and latency of a workload
 #[derive(Args)]
 #[command(
@@ -48,6 +63,10 @@ const OF_WORKLOADS: &[&str] = &[
     // These measurements overwrite as much as their table or matrix has, whatever the sizes of a workload are.
     group = ArgGroup::new("by_stations").conflicts_with_all(["size", "io_size"]),
 )]
+#[cfg_attr(feature = "cuda", command(
+    group = ArgGroup::new("without_device").conflicts_with_all(OF_DEVICES),
+    group = ArgGroup::new("by_suite").conflicts_with_all(OF_WORKLOADS).conflicts_with_all(["in_turns", "seed", "plot"]),
+))]
 pub struct BenchCommand {
     #[command(flatten)]
     namespace: NamespaceArgs,

@@ -20,11 +20,11 @@ use crate::device::{devices, serve};
 use crate::files::{cat, catalog, cp, import, ls, manifest, pack, stat};
 use crate::io::{compare, dsm, flush, read, stream, write, write_zeroes};
 use crate::model::generate;
-use crate::pipeline::PipelineCommand;
+use crate::pipeline::{self, PipelineCommand};
 use crate::search::SearchCommand;
 use crate::top::TopCommand;
 use crate::witness::WitnessCommand;
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use nvme_host::{Error, Result, exit};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -223,7 +223,10 @@ fn parse(arguments: &[OsString]) -> std::result::Result<(CommandLine, CommandFil
         .clone()
         .try_get_matches_from(all)
         .and_then(|matches| Ok((CommandLine::from_arg_matches(&matches)?, matches)));
-    let parsed = parsed.map(|(cli, matches)| match apart::check(&command, &matches) {
+    let checked = |matches: &ArgMatches| {
+        pipeline::check(matches).and_then(|()| apart::check(&command, matches))
+    };
+    let parsed = parsed.map(|(cli, matches)| match checked(&matches) {
         Ok(inputs) => Ok((cli, CommandFiles::new(device_of(&matches), inputs))),
         Err(error) => Err(Err(error)),
     });
@@ -260,7 +263,7 @@ fn command_line() -> clap::Command {
 }
 
 /// Returns the value of --device, of any subcommand.
-fn device_of(matches: &clap::ArgMatches) -> Option<String> {
+fn device_of(matches: &ArgMatches) -> Option<String> {
     let (_, matches) = matches.subcommand()?;
     let device = matches.try_get_one::<String>("device").ok().flatten();
     device.cloned().or_else(|| device_of(matches))

@@ -10,7 +10,8 @@ use crate::common::{
     CommandTimeout, NamespaceId, OutputForm, WriteArgs, duration, images, number, output, progress,
     some_bytes, stop_flag,
 };
-use clap::{Args, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, ValueEnum};
 use nvme_compute::random_weights::StoredFormat;
 use nvme_course::pipeline::{PipelineJob, PipelineName, PipelineReport, PipelineShape, run};
 use nvme_host::{Error, Result, Store, StoreOptions};
@@ -124,6 +125,44 @@ enum NameArg {
     Continuous,
 }
 
+/// Options of one pipeline, which the others do not use.
+const OF_ONE: [(&str, NameArg); 4] = [
+    ("runtime", NameArg::Continuous),
+    ("recover", NameArg::Continuous),
+    ("interval", NameArg::Continuous),
+    ("file", NameArg::Comparison),
+];
+
+/// Checks that a `pipeline` of the command line is given no option of another one.
+///
+/// # Errors
+/// [`Error::Usage`] with the option, and the pipeline that it belongs to.
+pub fn check(matches: &ArgMatches) -> Result<()> {
+    let Some(("pipeline", matches)) = matches.subcommand() else {
+        return Ok(());
+    };
+    let Some(name) = matches.get_one::<NameArg>("name") else {
+        return Ok(());
+    };
+    for (option, of) in OF_ONE {
+        if of != *name && matches.value_source(option) == Some(ValueSource::CommandLine) {
+            return Err(Error::usage(
+                format!("--{option} is not used by {}", name.text()),
+                format!("leave it out, or run {}", of.text()),
+            ));
+        }
+    }
+    Ok(())
+}
+
+impl NameArg {
+    /// Returns the name on the command line.
+    fn text(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
 impl From<NameArg> for PipelineName {
     fn from(name: NameArg) -> Self {
         match name {
@@ -145,9 +184,12 @@ impl PipelineCommand {
             plot::check(path)?;
         }
         let job = self.job();
+        job.shape.check()?;
         let store = Arc::new(self.store(files, &job.shape)?);
         let machine = ReportMachine::of(&store);
         let report = self.measure(&store, &job)?;
+        // A later run with `--keep-data` reads the matrices.
+        files.keep_created();
         let mut trace = report.trace.clone();
         trace.keep_last(self.window.as_secs_f64() * 1e6);
         if let Some(path) = &self.trace {
@@ -217,7 +259,7 @@ impl PipelineCommand {
             ..StoreOptions::default()
         };
         let Some(device) = &self.device else {
-            return Store::open(&self.simulated(shape), &options);
+            return Store::open(&self.simulated(shape)?, &options);
         };
         match self.keep_data {
             true => images::must_exist(device)?,
@@ -227,11 +269,17 @@ impl PipelineCommand {
     }
 
     /// Returns a simulated device that holds the data.
-    fn simulated(&self, shape: &PipelineShape) -> String {
-        let bytes = self.size.unwrap_or(shape.bytes()).next_multiple_of(1 << 20);
+    fn simulated(&self, shape: &PipelineShape) -> Result<String> {
+        let bytes = self.size.unwrap_or(shape.bytes());
+        let bytes = bytes.checked_next_multiple_of(1 << 20).ok_or_else(|| {
+            Error::usage(
+                format!("--size {bytes} is above 2^64 in whole MiB"),
+                "use a smaller one",
+            )
+        })?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = cores.saturating_sub(2).clamp(1, 12);
-        format!("sim:mem?size={bytes}&queues=64&threads={threads}")
+        Ok(format!("sim:mem?size={bytes}&queues=64&threads={threads}"))
     }
 
     fn measure(&self, store: &Arc<Store>, job: &PipelineJob) -> Result<PipelineReport> {

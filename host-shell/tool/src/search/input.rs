@@ -10,10 +10,10 @@ use std::path::PathBuf;
 pub struct InputArgs {
     /// Vectors: .npy or .safetensors with one array (vectors, elements); .fbin, .f16bin, .bf16bin, .i8bin or .u8bin of
     /// DiskANN; with --element, elements alone
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", group = "by_input")]
     input: Option<PathBuf>,
     /// Type of a file of elements alone: f32, f16, bf16, i8, u8
-    #[arg(long, value_name = "TYPE", requires = "input", value_parser = element)]
+    #[arg(long, value_name = "TYPE", requires = "by_input", value_parser = element)]
     element: Option<ElementType>,
 }
 

@@ -144,6 +144,127 @@ fn bench_by_bytes_moves_exactly_those(place: Place) {
     );
 }
 
+/// An option of another measurement would be ignored, and the figures would not be those that were asked for.
+#[test]
+fn an_option_of_another_measurement_is_refused() {
+    let folder = Folder::new(Place::Embedded);
+    let mut lines = Vec::new();
+    // Options of a workload conflict with the measurements that the others belong to.
+    let workloads = [
+        "--runtime 1s",
+        "--rw randread",
+        "--bs 4KiB",
+        "--size 1MiB",
+        "--io-size 1MiB",
+    ];
+    for workload in workloads {
+        for option in [
+            "--zipf",
+            "--row 4096",
+            "--rows 8",
+            "--table 1MiB",
+            "--runs 2",
+        ] {
+            lines.push(format!("bench -d sim:mem {workload} {option}"));
+        }
+        for option in ["--sizes 4KiB", "--batch 4", "--cpu-threads 2"] {
+            lines.push(format!("bench -d sim:mem {workload} {option}"));
+            lines.push(format!("bench -d sim:mem --gather {option}"));
+        }
+    }
+    lines.push("bench --paths in --zipf".to_owned());
+    lines.push("search build --out ./new.idx --count 50 --dim 8 --element u8".to_owned());
+    lines.push("search build --out ./new.idx --seed 3 --dim 8 --element u8".to_owned());
+    for option in [
+        "--runtime 3s",
+        "--recover 3s",
+        "--interval 100ms",
+        "--file new",
+    ] {
+        for name in [
+            "direct-nvme-to-matmul",
+            "streamed-batch-processing",
+            "iterative-computation",
+        ] {
+            lines.push(format!("pipeline {name} {option}"));
+        }
+    }
+    lines.push("pipeline continuous-processing --file new".to_owned());
+    lines.push("pipeline data-source-comparison --recover 3s".to_owned());
+    if cfg!(feature = "cuda") {
+        lines.extend(options_of_a_gpu());
+    }
+    for line in lines {
+        let ran = folder.run(&words(&line));
+        assert_eq!(ran.code, 2, "{line}: {}", ran.stderr);
+        let option = line.split(' ').rfind(|word| word.starts_with("--"));
+        assert!(
+            ran.stderr.contains("missing: ") || ran.stderr.contains(option.unwrap()),
+            "{line}: {}",
+            ran.stderr
+        );
+    }
+    assert_eq!(folder.names(), [""; 0]);
+}
+
+fn options_of_a_gpu() -> Vec<String> {
+    let mut lines = Vec::new();
+    let of_measurements = [
+        "--members 2",
+        "--cache 1MiB",
+        "--graph-rows 8",
+        "--halves",
+        "--beside-gemm",
+        "--stations 2",
+        "--latencies 0ns",
+        "--row-sizes 4KiB",
+        "--batches 32",
+        "--most-bytes 1MiB",
+        "--hits 50",
+        "--walks 2",
+        "--hops 2",
+        "--ids 3",
+        "--read-blocks 2",
+        "--stored bf16",
+        "--readers 2",
+        "--only x",
+        "--controller-threads 2",
+        "--quick",
+    ];
+    for option in of_measurements {
+        for workload in ["--runtime 1s", "--rw randread", "--io-size 1MiB"] {
+            lines.push(format!("bench -d sim:mem --gpu {workload} {option}"));
+        }
+    }
+    for option in ["--latencies 0ns", "--ids 3", "--read-blocks 2", "--quick"] {
+        lines.push(format!("bench -d sim:mem --gpu --gather {option}"));
+    }
+    for option in [
+        "--gather",
+        "--crossover",
+        "--gemv 8x32",
+        "--gemm 8x8x32",
+        "--matmul 32",
+        "--paths in",
+        "--plot x.svg",
+        "--verify",
+        "--rw write",
+        "--runtime 1s",
+        "--seed 3",
+        "--runs 2",
+        "--size 1MiB",
+        "--queues 2",
+        "-d sim:mem",
+        "--zipf",
+    ] {
+        lines.push(format!("bench --gpu --suite queue {option}"));
+    }
+    for option in ["-d sim:mem", "--queues 2", "--size 1MiB"] {
+        lines.push(format!("bench --gpu --matmul 32 {option}"));
+    }
+    lines
+}
+
 fn bench_by_time_takes_that_long(place: Place) {
     let folder = Folder::new(place);
     let report = folder.json(&words("bench -d sim:mem --runtime 500ms --depth 8"));

@@ -202,6 +202,16 @@ fn what_no_pipeline_can_do_is_refused() {
         ("direct-nvme-to-matmul", "--plot ./x.gif", ".svg"),
         (
             "direct-nvme-to-matmul",
+            "--columns 16777216 --rows 16777216 --parts 65536",
+            "longer than 4 GiB",
+        ),
+        (
+            "direct-nvme-to-matmul",
+            "--size 18446744073709551615",
+            "--size 18446744073709551615 is above 2^64",
+        ),
+        (
+            "direct-nvme-to-matmul",
             "--stored q5_k",
             "no format is called 'q5_k'",
         ),
@@ -211,7 +221,7 @@ fn what_no_pipeline_can_do_is_refused() {
         } else {
             SIZES
         };
-        let sizes = match more.contains("--rows") {
+        let sizes = match more == "--rows 33" {
             true => "--columns 128 --parts 4",
             false => sizes,
         };
