@@ -182,6 +182,7 @@ impl SetFeature {
         let controller = device.start_writing(files, &self.write, "set-feature", &config)?;
         let nsid = self.scope.nsid(&controller, fid)?;
         let dw0 = controller.set_feature(fid, nsid, value)?;
+        files.keep_created();
         let name = feature::name(fid).unwrap_or("vendor specific");
         if device.form.json {
             return output::json(

@@ -60,6 +60,7 @@ impl FormatCommand {
         });
         bar.finish_and_clear();
         let now = formatted?;
+        files.keep_created();
         controller.shut_down()?;
         for info in now.iter().filter(|info| !info.is_supported()) {
             say::warn(|| {

@@ -135,19 +135,21 @@ impl CommandArgs {
         if self.show_command {
             say::show(&shown(set, &sqe));
         }
-        let device = nvme_host::open(&self.device.device)?;
-        let mut config = self.device.reading();
-        if !set.is_harmless(self.opcode) {
-            config = self.device.config();
-            let what = format!(
-                "command {:#04x}, which is not known to be harmless,",
-                self.opcode
-            );
-            self.write.check(&*device, &what)?;
-        }
+        let (device, config) = match set.is_harmless(self.opcode) {
+            true => (self.device.open()?, self.device.reading()),
+            false => {
+                let what = format!(
+                    "command {:#04x}, which is not known to be harmless,",
+                    self.opcode
+                );
+                let device = self.device.open_to_write(files, &self.write, &what)?;
+                (device, self.device.config())
+            }
+        };
         let data = self.data(files)?;
         let controller = self.device.access.start(device, &config)?;
         let answer = controller.passthru(set, sqe, &data)?;
+        files.keep_created();
         controller.shut_down()?;
         let received = match TransferDirection::of(self.opcode).receives() {
             true => answer.data,

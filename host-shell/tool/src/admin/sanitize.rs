@@ -86,6 +86,7 @@ impl SanitizeCommand {
             no_deallocate: self.no_dealloc,
             pattern: self.ovrpat,
         })?;
+        files.keep_created();
         let status = match self.no_wait || self.sanact == SanitizeVerb::ExitFailure {
             true => controller.sanitize_status()?,
             false => self.wait_for(&controller)?,

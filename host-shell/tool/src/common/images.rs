@@ -68,8 +68,7 @@ impl CommandFiles {
         self.missing.borrow_mut().extend(missing);
     }
 
-    /// Keeps created images, even if the command fails later.
-    #[cfg(feature = "sim")]
+    /// Keeps created images, even if the command fails later: what it did to them is done, or can be continued.
     pub fn keep_created(&self) {
         self.missing.borrow_mut().clear();
     }

@@ -20,7 +20,7 @@ pub struct RegsCommand {
 impl RegsCommand {
     pub fn run(self) -> Result<()> {
         if self.raw {
-            let device = nvme_host::open(&self.device.device)?;
+            let device = self.device.open()?;
             return self.show(device.registers());
         }
         let controller = self.device.start()?;

@@ -24,7 +24,7 @@ impl ResetCommand {
             true => "NVM subsystem reset",
             false => "controller reset",
         };
-        let device = nvme_host::open(&self.device.device)?;
+        let device = self.device.open()?;
         self.write
             .check_for(&*device, format!("a {what} interrupts the work of"))?;
         // A reset of this controller does not affect other controllers, a reset of the subsystem

@@ -76,11 +76,14 @@ impl ImportCommand {
                     store.write_at(to, ours)?;
                     written += length as u64;
                 }
+                // `--resume` continues from here.
+                files.keep_created();
                 bar.inc(length as u64);
             }
             sums.end_file();
         }
         store.flush()?;
+        files.keep_created();
         input.compare(&sums, &store, place, &bar)?;
         bar.finish_and_clear();
         report(&self.places, &input, &sums, Some(written))

@@ -55,6 +55,7 @@ impl DsmCommand {
             .collect();
         namespace.deallocate(&ranges)?;
         namespace.flush()?;
+        files.keep_created();
         if self.namespace.device.form.json {
             return output::json(&json!({ "ranges": ranges.len() }));
         }

@@ -65,6 +65,7 @@ impl WriteCommand {
         if !self.fua {
             namespace.flush()?;
         }
+        files.keep_created();
         bar.finish_and_clear();
         drop(namespace);
         controller.shut_down()?;
@@ -129,6 +130,7 @@ impl WriteCommand {
             lba += blocks;
         }
         transfer.reconnecting.run_whole("Flush", &gpu::FLUSH)?;
+        files.keep_created();
         bar.finish_and_clear();
         let report = transfer.reconnecting.close()?;
         if device.form.json {

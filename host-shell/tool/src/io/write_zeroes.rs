@@ -34,6 +34,7 @@ impl WriteZeroes {
         namespace.check(Lba(self.lba), self.blocks)?;
         namespace.write_zeroes(Lba(self.lba), self.blocks, self.deac)?;
         namespace.flush()?;
+        files.keep_created();
         if self.namespace.device.form.json {
             return output::json(&json!({ "lba": self.lba, "blocks": self.blocks }));
         }

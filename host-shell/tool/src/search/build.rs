@@ -89,8 +89,12 @@ impl BuildCommand {
             // The incomplete file is no index.
             let _ = std::fs::remove_file(path);
         }
-        built
+        let (header, store, times) = built?;
+        files.keep_created();
+        self.report(&header, &store, times)
     }
+
+    /// Makes the index, and returns it with its store and the times of vectors, graph and writes.
 
     fn build(
         &self,
@@ -98,7 +102,7 @@ impl BuildCommand {
         (source, vectors): (VectorSource, Option<VectorSet>),
         options: BuildOptions,
         begin: Instant,
-    ) -> Result<()> {
+    ) -> Result<(IndexHeader, Store, [Duration; 3])> {
         let store = self.store(files)?;
         let vectors = vectors.map_or_else(|| source.vectors(), Ok)?;
         let count = u64::from(source.count);
@@ -129,7 +133,7 @@ impl BuildCommand {
         }
         let all = begin.elapsed();
         made = made.min(all);
-        self.report(&header, &store, [made, in_graph - made, all - in_graph])
+        Ok((header, store, [made, in_graph - made, all - in_graph]))
     }
 
     /// Creates the file for the index, if it does not exist.

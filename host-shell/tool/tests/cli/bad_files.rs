@@ -1,7 +1,8 @@
 //! Inputs and outputs that cannot be used, and the files that a failed command leaves.
 
-use super::rows::{check, fault, folder, shell};
-use crate::common::{Folder, Place};
+use super::rows::{check, fault, folder, shell, words};
+use crate::common::{Folder, Place, bytes};
+use std::fs::File;
 
 const BLOCK: usize = 4096;
 
@@ -91,6 +92,10 @@ fn no_command_that_fails_or_reads_leaves_an_image() {
         4 | get-feature -d sim:new.img?size=64KiB -f 7 | No such file
         4 | flush -d sim:new.img?size=64KiB | No such file
         4 | regs -d sim:new.img?size=64KiB | No such file
+        4 | regs --raw -d sim:new.img?size=64KiB | No such file
+        4 | reset -d sim:new.img?size=64KiB | No such file
+        4 | admin-passthru -d sim:new.img?size=64KiB -O 6 -l 4096 --cdw10 1 | No such file
+        1 | io-passthru -d sim:new.img?size=64KiB -O 0x7f | Invalid Command Opcode
         4 | stream -d sim:new.img?size=64KiB | No such file
         4 | bench -d sim:new.img?size=64KiB --io-size 4k | No such file
         4 | p2p -d sim:new.img?size=64KiB --peer in | No such file
@@ -111,6 +116,60 @@ fn no_command_that_fails_or_reads_leaves_an_image() {
         1 | write -d sim:folder/new.img?size=64KiB&fault=cfs@op=identify -i in | CSTS.CFS
     ",
     );
+}
+
+/// The result's line is the least of what was done: the image, or the index, stays.
+#[test]
+fn what_was_done_stays_when_its_result_cannot_be_printed() {
+    let folder = folder();
+    let index = "search build --count 50 --dim 8 --json -o";
+    for (line, made) in [
+        ("import in -d sim:new.img?size=64KiB", "new.img"),
+        ("write -i in --json -d sim:new.img?size=64KiB", "new.img"),
+        (
+            "write-zeroes -s 0 -b 1 -d sim:new.img?size=64KiB",
+            "new.img",
+        ),
+        ("dsm --ad -s 0 -b 1 -d sim:new.img?size=64KiB", "new.img"),
+        ("format -n 1 -d sim:new.img?size=64KiB", "new.img"),
+        (
+            "sanitize -a start-block-erase -d sim:new.img?size=64KiB",
+            "new.img",
+        ),
+        (
+            "set-feature -f 6 --value 0 -d sim:new.img?size=64KiB",
+            "new.img",
+        ),
+        ("io-passthru -O 8 -d sim:new.img?size=64KiB", "new.img"),
+        (&format!("{index} ./new.idx"), "new.idx"),
+        (&format!("{index} sim:new.img?size=1MiB"), "new.img"),
+    ] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut command = folder.command();
+        let output = command.args(words(line)).stdout(full).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{line}: {said}");
+        let path = folder.path(made);
+        assert!(path.exists(), "{line}: {said}");
+        if line.contains("-i in") || line.contains("import") {
+            assert_eq!(
+                bytes(&path)[..2 * BLOCK],
+                bytes(&folder.path("in")),
+                "{line}"
+            );
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+/// The first part was written, and is not written again.
+#[test]
+fn an_import_that_failed_is_continued() {
+    let folder = folder();
+    let fault = "sim:new.img?size=64KiB&fault=status:0x281@op=read";
+    folder.fails(&["import", "in", "-d", fault], 1, "Unrecovered Read Error");
+    let again = folder.json(&["import", "in", "-d", "sim:new.img", "--resume"]);
+    assert_eq!(again["written"], 0);
 }
 
 /// The whole of an input was held once: 40 GiB of zeroes would not fit.
