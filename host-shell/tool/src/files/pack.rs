@@ -284,7 +284,7 @@ fn wait(mut child: Child) -> Result<Option<String>> {
     if status.success() {
         return Ok(None);
     }
-    // Without its words there is the status; a child of its own can keep the pipe open.
+    // Without its words there is the status; a child that it left can keep the pipe open.
     let said = last.recv_timeout(LAST_WORDS).ok().flatten();
     Ok(Some(said.unwrap_or_else(|| status.to_string())))
 }

@@ -278,7 +278,7 @@ fn load(file: &Path, store: &Store, offset: u64) -> Result<()> {
         ..StoreOptions::default()
     };
     let from = Arc::new(Store::open(&format!("file:{}", file.display()), &options)?);
-    // What lies on the device is overwritten by an index alone.
+    // Only an index overwrites the content of the device.
     VectorIndex::open(&from, 0).map_err(|error| error.with_context(&file.display().to_string()))?;
     if offset
         .checked_add(from.len())
