@@ -139,8 +139,8 @@ impl Tokenizer {
         self.vocabulary.token(text)
     }
 
-    /// Returns the control or user-defined token that is written as `text`: one that [`encode`](Self::encode) takes from
-    /// a text as a whole. `None` also for a token of another kind, whose text is encoded like any other.
+    /// Returns the control or user-defined token that is written as `text`: one that [`encode`](Self::encode) takes
+    /// from a text as a whole. `None` also for a token of another kind, whose text is encoded like any other.
     pub fn control(&self, text: &str) -> Option<u32> {
         self.vocabulary.control(text)
     }
