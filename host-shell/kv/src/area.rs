@@ -239,7 +239,7 @@ pub(crate) fn read_superblock<M: BlockMedium>(
     let offset = request.offset;
     let copies = [offset, offset + UNIT].map(|at| read_copy(medium, at));
     let worst = match copies {
-        // What the drive could not read may be a whole store, or data of others.
+        // What the drive could not read may be a whole store, or foreign data.
         [Err(error), Ok(Err(_)) | Err(_)] | [Ok(Err(_)), Err(error)] => return Err(error),
         [Ok(Ok(first)), Ok(Ok(second))] => {
             let mended = (first != second).then_some(UNIT);

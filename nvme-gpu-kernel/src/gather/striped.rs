@@ -28,7 +28,7 @@ entry! {
     /// Gathers rows of several striped drives.
     ///
     /// # Safety
-    /// As [`nvme_gather`]; the members are valid as [`StripedGather`] documents.
+    /// As `nvme_gather`; the members are valid as [`StripedGather`] documents.
     pub unsafe fn nvme_gather_striped(rows: StripedGather) {
         gather_striped(&rows, OneRange, (rows.gather.count, AllRows));
     }

@@ -17,7 +17,7 @@ pub struct StripedMember {
     /// Address of a `u32` for each station: the word of a [`GateReference`](crate::gate::GateReference) of the
     /// station's warps.
     pub stations: u64,
-    /// Address of the member's slot memory: [`STATION_BYTES`] for each station.
+    /// Address of the member's slot memory: [`STATION_BYTES`](super::STATION_BYTES) for each station.
     pub slots: u64,
     /// Address of the same slot memory for the member's controller.
     pub slots_iova: u64,

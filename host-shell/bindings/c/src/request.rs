@@ -161,8 +161,8 @@ impl TableRequest {
         };
         let widens = !self.stored.is_null() || !self.dtype.is_null();
         let widen = match widens {
-            // SAFETY: the caller's.
             true => Some(RowConversion {
+                // SAFETY: the caller's.
                 widen: unsafe { widening(self.stored, self.dtype) }?,
                 scales: open.scales.clone(),
             }),

@@ -60,7 +60,7 @@ pub(super) struct DistinctPlace<'m> {
     pub map: Option<&'m TableMap>,
     /// Drives in stripes instead of one; its gather is not used.
     pub stripes: Option<StripedGather>,
-    /// What the place refers to.
+    /// Memory that the place refers to.
     pub named: Named,
 }
 

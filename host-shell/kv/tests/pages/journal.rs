@@ -165,9 +165,9 @@ fn what_cannot_be_read_is_not_formatted() {
     let entries = |half| layout.checkpoint_at(half) + UNIT..layout.checkpoint_at(half) + UNIT + 1;
     let headers = |half| layout.checkpoint_at(half)..layout.checkpoint_at(half) + 1;
     for unreadable in [
-        vec![0..2 * UNIT],
-        vec![headers(0), headers(1)],
-        vec![headers(0), entries(1)],
+        [0..UNIT, UNIT..2 * UNIT],
+        [headers(0), headers(1)],
+        [headers(0), entries(1)],
     ] {
         disk.repair();
         unreadable.iter().for_each(|range| disk.wear(range.clone()));

@@ -95,7 +95,6 @@ impl BuildCommand {
     }
 
     /// Makes the index, and returns it with its store and the times of vectors, graph and writes.
-
     fn build(
         &self,
         files: &CommandFiles,
