@@ -91,7 +91,8 @@ struct OwnerRole<M: BlockMedium + 'static> {
     pages: OwnedPages<M>,
 }
 
-/// Pages that stay in their slots until this is dropped, their store is closed, or their owner ends. A client's stay ten minutes at most.
+/// Pages that stay in their slots until this is dropped, their store is closed, or their owner ends. A client's stay ten
+/// minutes at most.
 pub struct SharedPins<M: BlockMedium + 'static>(PinsOfRole<M>);
 
 enum PinsOfRole<M: BlockMedium + 'static> {
@@ -509,7 +510,8 @@ impl<M: BlockMedium + 'static> Drop for OwnerSearch<'_, M> {
     }
 }
 
-/// True for the error of an owner that another process has superseded by opening the area, and not by formatting it.
+/// True for the error of an owner that another process has superseded by opening the area. Of an owner in another
+/// process it is true for a formatted area, too: the client tries once more.
 fn is_taken(error: &KvError) -> bool {
     match error {
         KvError::Superseded { by, .. } => by.is_some(),

@@ -1,10 +1,10 @@
 //! Striped drives: the member that holds a row's blocks, and the queues and slots of all members for a block
 //! of threads.
 //!
-//! A block has one station, and with it slots and a place at the gate of every member. A warp that cannot
-//! continue with a member leaves it, and continues with the others; its rows of that member get the reason. A
-//! block leaves a member's gate when its last warp leaves the member, so that a recovery of one drive does
-//! not wait for rows of the others.
+//! A block has one station, and with it slots and a place at the gate of every member; a block that owns its queue uses
+//! one member alone. A warp that cannot continue with a member leaves it, and continues with the others; its rows of
+//! that member get the reason. A block leaves a member's gate when its last warp leaves the member, so that a recovery
+//! of one drive does not wait for rows of the others.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 

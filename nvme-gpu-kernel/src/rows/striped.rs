@@ -15,7 +15,7 @@ pub struct StripedMember {
     /// Address of the words of the member's gate, which has a word for each station of the launch.
     pub gate: u64,
     /// Address of a `u32` for each station: the word of a [`GateReference`](crate::gate::GateReference) of the
-    /// station's warps.
+    /// station's warps, or of its block if that uses this member alone.
     pub stations: u64,
     /// Address of the member's slot memory: [`STATION_BYTES`](super::STATION_BYTES) for each station.
     pub slots: u64,

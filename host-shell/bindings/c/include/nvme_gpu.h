@@ -466,11 +466,11 @@ typedef struct nvme_gpu_statistics {
    */
   uint64_t calls;
   /*
-   Gathers of one drive's rows, launched on a GPU or captured in a graph, whose blocks own their queues.
+   Gathers of a drive's rows or of stripes, launched on a GPU or captured in a graph, whose blocks own their queues.
    */
   uint64_t owned_gathers;
   /*
-   Gathers of one drive's rows, launched or captured, whose blocks share their queues.
+   Gathers of a drive's rows or of stripes, launched or captured, whose blocks share their queues.
    */
   uint64_t shared_gathers;
   /*
@@ -487,8 +487,8 @@ typedef struct nvme_gpu_statistics {
    */
   uint64_t failed_rows;
   /*
-   Rows of gathers on a GPU that read each distinct row once: those of 4,096 rows and more of one drive, without a
-   cache, each run of a graph included.
+   Rows of gathers on a GPU that read each distinct row once: those of 4,096 rows and more of a drive or of
+   stripes, without a cache, each run of a graph included.
    */
   uint64_t unique_asked;
   /*

@@ -103,9 +103,9 @@ pub struct StoreStatistics {
     pub background_failures: u64,
     /// Calls into this library since the process began, this one included: a graph that is launched again adds none.
     pub calls: u64,
-    /// Gathers of one drive's rows, launched on a GPU or captured in a graph, whose blocks own their queues.
+    /// Gathers of a drive's rows or of stripes, launched on a GPU or captured in a graph, whose blocks own their queues.
     pub owned_gathers: u64,
-    /// Gathers of one drive's rows, launched or captured, whose blocks share their queues.
+    /// Gathers of a drive's rows or of stripes, launched or captured, whose blocks share their queues.
     pub shared_gathers: u64,
     /// Gathers of one drive's rows, launched or captured, whose reads nvme_gpu_gather_begin() submits.
     pub begun_gathers: u64,
@@ -114,8 +114,8 @@ pub struct StoreStatistics {
     /// Rows that gathers left without data and scatters did not write, by the CPU and by a GPU, each run of a graph included.
     /// Of bytes that a GPU moves, they are parts of 64 KiB.
     pub failed_rows: u64,
-    /// Rows of gathers on a GPU that read each distinct row once: those of 4,096 rows and more of one drive, without a
-    /// cache, each run of a graph included.
+    /// Rows of gathers on a GPU that read each distinct row once: those of 4,096 rows and more of a drive or of
+    /// stripes, without a cache, each run of a graph included.
     pub unique_asked: u64,
     /// Those of them that were read.
     pub unique_read: u64,

@@ -468,9 +468,17 @@ def test_saves_on_the_gpu_that_fail_stop_no_other_request(cuda):
     drain()
 
 
-def test_a_move_that_has_not_ended_moved_nothing():
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_a_move_that_has_not_ended_moved_nothing(monkeypatch, is_on_gpu):
+    monkeypatch.setattr(nvme_gpu._kv_moves._buffers, "is_tensor", lambda _: is_on_gpu)
+
     class Late:
         def wait(self):
+            assert not is_on_gpu
+            raise nvme_gpu.Timeout("the gather has not ended", "wait", "unfinished")
+
+        def finish(self):
+            assert is_on_gpu
             raise nvme_gpu.Timeout("the gather has not ended", "wait", "unfinished")
 
     class Status:

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts of the launches of one drive's rows since the store was opened.
+/// Counts of the launches of one drive's rows since the store was opened; those over stripes are the first drive's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RowCounts {
     /// Gathers that were launched or captured, whose blocks own their queues.

@@ -91,9 +91,9 @@ counters! {
     bytes, Bytes, Total;
     /// Commands that were sent again.
     retries, Retries, Total;
-    /// Gathers of one drive's rows, launched on a GPU or captured in a graph, whose blocks own their queues.
+    /// Gathers of a drive's rows or of stripes, launched on a GPU or captured in a graph, whose blocks own their queues.
     owned_gathers, OwnedGathers, Total;
-    /// Gathers of one drive's rows, launched or captured, whose blocks share their queues.
+    /// Gathers of a drive's rows or of stripes, launched or captured, whose blocks share their queues.
     shared_gathers, SharedGathers, Total;
     /// Gathers of one drive's rows, launched or captured, whose reads a first half submits.
     begun_gathers, BegunGathers, Total;
@@ -114,8 +114,8 @@ counters! {
     bytes_written, BytesWritten, Total;
     /// Rows of gathers of the CPU that were copies of another row of the same gather, and were read once.
     duplicates_saved, DuplicatesSaved, Total;
-    /// Rows of gathers on a GPU that read each distinct row once: those of 4,096 rows and more of one drive, without a
-    /// cache, each run of a graph included.
+    /// Rows of gathers on a GPU that read each distinct row once: those of 4,096 rows and more of a drive or of
+    /// stripes, without a cache, each run of a graph included.
     unique_asked, UniqueAsked, Total;
     /// Number of these rows that were read.
     unique_read, UniqueRead, Total;

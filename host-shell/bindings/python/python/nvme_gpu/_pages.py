@@ -40,7 +40,9 @@ class PendingPages(Pending):
 
 
 class PagePins(OneProcess):
-    """Pages that stay where they are until :meth:`release`, or until this object is dropped. A context manager."""
+    """Pages that stay where they are until :meth:`release`, or until this object is dropped or their store is closed. A
+    context manager.
+    """
 
     __slots__ = ("_native", "__weakref__")
 

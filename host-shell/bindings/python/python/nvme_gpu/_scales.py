@@ -94,7 +94,12 @@ def read_scales(value: Any, find: Callable[[str], list[Entry]], rows: list[int])
     counts = [sum(tensor.shape[:1]) for tensor in tensors]
     # Scales may lie in other shards than their rows.
     if counts != rows if len(counts) == len(rows) else sum(counts) != sum(rows):
-        at = next((at for at, (one, other) in enumerate(zip(counts, rows)) if one != other), 0)
+        if len(counts) != len(rows):
+            raise Usage(
+                f"{len(counts)} tensors of scales have {sum(counts)} rows, and their table {sum(rows)}",
+                "name the scales of all of its rows",
+            )
+        at = next(at for at, (one, other) in enumerate(zip(counts, rows)) if one != other)
         raise Usage(
             f"the scales {tensors[at].name!r} have the shape {tensors[at].shape}, and their table {rows[at]} rows",
             "name scales of the shape (rows, groups)",

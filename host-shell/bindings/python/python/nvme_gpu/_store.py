@@ -301,9 +301,9 @@ class Store(Held):
         whose reads :meth:`Table.prefetch` submitted, and ``late_rows`` of them that ``result`` had to read, since others
         held the queues; a launch of a graph is none of them, its capture is one.
         ``launches_under_way``; ``launch_blocks`` and ``launch_registers``: what the last launch holds on the GPU.
-        ``unique_asked`` and ``unique_read``: rows of gathers that read each distinct row once (4,096 rows and more of one
-        drive, without a cache), and those of them that were read. ``cache_asked`` and ``cache_hits``: rows of gathers through
-        :meth:`Table.cached`, and those of them that were in the cache."""
+        ``unique_asked`` and ``unique_read``: rows of gathers that read each distinct row once (4,096 rows and more of a
+        drive or of stripes, without a cache), and those of them that were read. ``cache_asked`` and ``cache_hits``: rows of
+        gathers through :meth:`Table.cached`, and those of them that were in the cache."""
         found: dict[str, Any] = json.loads(self._native.stats())
         found["calls"] = self._native.calls
         return found
