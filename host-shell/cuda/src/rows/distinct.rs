@@ -103,7 +103,8 @@ impl GpuRows {
         Some((distinct, Arc::new(memory)))
     }
 
-    /// Enqueues the launches of `distinct` in `stream`, and the one that converts the rows of `wide`.
+    /// Enqueues the launches of `distinct` in `stream`, of a table in the ranges of `map` if there is one, and the launch
+    /// that converts the rows of `wide`.
     ///
     /// # Safety
     /// As [`gather`](Self::gather).
@@ -111,6 +112,29 @@ impl GpuRows {
     /// # Errors
     /// As [`gather`](Self::gather).
     pub(super) unsafe fn gather_distinct(
+        &self,
+        distinct: (DistinctLaunch, Arc<RecordMemory>),
+        wide: &WideRows,
+        map: Option<&TableMap>,
+        stream: u64,
+    ) -> Result<PendingRows> {
+        let place = DistinctPlace {
+            map,
+            stripes: None,
+            named: None,
+        };
+        // SAFETY: the caller keeps the conditions under `# Safety`.
+        unsafe { self.gather_distinct_at(distinct, wide, place, stream) }
+    }
+
+    /// Does the same at any place.
+    ///
+    /// # Safety
+    /// As [`gather`](Self::gather).
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    pub(super) unsafe fn gather_distinct_at(
         &self,
         (distinct, memory): (DistinctLaunch, Arc<RecordMemory>),
         wide: &WideRows,

@@ -61,7 +61,6 @@ use super::leftovers::{self, LaunchLeftover};
 use super::lent::LentQueues;
 use super::module::KernelFunction;
 use super::tier::GpuAccess;
-use distinct::DistinctPlace;
 use kernels::RowKernels;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::nvm;
@@ -302,13 +301,8 @@ impl GpuRows {
             ..launch
         };
         if let Some(distinct) = self.distinct(&launch, ways) {
-            let place = DistinctPlace {
-                map: ways.map,
-                stripes: None,
-                named: None,
-            };
             // SAFETY: the caller keeps the conditions under `# Safety`.
-            return unsafe { self.gather_distinct(distinct, &wide, place, stream) };
+            return unsafe { self.gather_distinct(distinct, &wide, ways.map, stream) };
         }
         let named = TableMap::named(ways.map, ways.cache.and_then(TableCache::named));
         if let Some(widened) = self.converting(table, &wide, (&launch, ways)) {

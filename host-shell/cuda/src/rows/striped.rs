@@ -157,7 +157,7 @@ impl StripedRows {
                 named: Some(Arc::clone(words) as _),
             };
             // SAFETY: the caller keeps the conditions under `# Safety`.
-            let pending = unsafe { first.gather_distinct(distinct, &wide, place, stream) };
+            let pending = unsafe { first.gather_distinct_at(distinct, &wide, place, stream) };
             return Ok(pending?.over(&self.states));
         }
         // SAFETY: the caller keeps the conditions; the launch stores all rows where the request wants them.
