@@ -246,6 +246,17 @@ impl RowScales {
         Ok(Self { layout, memory })
     }
 
+    /// Returns the format of scales by the name of their elements, if they may have it.
+    pub fn format_of_name(name: &str) -> Option<ScaleFormat> {
+        match name {
+            "float32" => Some(ScaleFormat::F32),
+            "bfloat16" => Some(ScaleFormat::Bf16),
+            "float8_e8m0fnu" => Some(ScaleFormat::E8M0),
+            "float8_e4m3fn" => Some(ScaleFormat::E4M3),
+            _ => None,
+        }
+    }
+
     /// Makes one scale for all elements of a table.
     ///
     /// # Errors

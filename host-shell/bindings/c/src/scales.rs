@@ -98,17 +98,11 @@ unsafe fn row_scales(of: &TableScales, opened: &OpenedStore) -> Answer<RowScales
     }
     // SAFETY: the caller's.
     let name = unsafe { text(of.format, "format") }?;
-    let format = match name {
-        "float32" => ScaleFormat::F32,
-        "bfloat16" => ScaleFormat::Bf16,
-        "float8_e8m0fnu" => ScaleFormat::E8M0,
-        "float8_e4m3fn" => ScaleFormat::E4M3,
-        other => {
-            return refuse(
-                format!("scales are {other}"),
-                "use float32, bfloat16, float8_e8m0fnu or float8_e4m3fn",
-            );
-        }
+    let Some(format) = RowScales::format_of_name(name) else {
+        return refuse(
+            format!("scales are {name}"),
+            "use float32, bfloat16, float8_e8m0fnu or float8_e4m3fn",
+        );
     };
     // SAFETY: the caller's.
     let memory = unsafe { CallMemory::elements(of.data, of.bytes, 1, "data") }?;

@@ -1,7 +1,7 @@
 //! Elements and scales by the names of their dtypes.
 
 use crate::error::ExceptionParts;
-use nvme_host::store::{RowElement, ScaleFormat};
+use nvme_host::store::{RowElement, RowScales, ScaleFormat};
 
 /// Returns the element as which rows of a dtype are added.
 ///
@@ -23,15 +23,15 @@ pub fn element(dtype: &str) -> Result<RowElement, ExceptionParts> {
 
 /// Returns the format of scales by the name of their dtype.
 pub fn scale_format(dtype: &str) -> Result<ScaleFormat, ExceptionParts> {
-    match dtype {
-        "float32" => Ok(ScaleFormat::F32),
-        "bfloat16" => Ok(ScaleFormat::Bf16),
-        // Bytes without a dtype of their own, as libraries without one have them.
-        "float8_e8m0fnu" | "uint8" => Ok(ScaleFormat::E8M0),
-        "float8_e4m3fn" => Ok(ScaleFormat::E4M3),
-        other => Err(ExceptionParts::usage(
-            format!("scales are {other}"),
+    let format = match dtype {
+        // Bytes, as libraries without this dtype have them.
+        "uint8" => Some(ScaleFormat::E8M0),
+        name => RowScales::format_of_name(name),
+    };
+    format.ok_or_else(|| {
+        ExceptionParts::usage(
+            format!("scales are {dtype}"),
             "use float32, bfloat16, float8_e8m0fnu (or its bytes) or float8_e4m3fn",
-        )),
-    }
+        )
+    })
 }

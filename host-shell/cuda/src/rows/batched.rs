@@ -328,6 +328,7 @@ mod tests {
         assert_eq!(shape(&of(8, 256, 512, 4), 0, 256), None);
         assert_eq!(shape(&of(257, 256, 512, 4), 1, 256), None);
     }
+
     #[test]
     fn rows_of_stripes_lie_on_one_drive_or_are_refused() {
         let is_on_one = |first_byte, row_bytes, rows| {
