@@ -176,6 +176,7 @@ impl Store {
         &self,
         mover: &PageMover,
         pages: &[PageRead<'_>],
+        header_of: impl FnMut(usize) -> u64,
         stream: u64,
     ) -> Result<PendingPages> {
         for page in pages {
@@ -183,10 +184,10 @@ impl Store {
         }
         let rows = self.lists()?;
         // SAFETY: the caller keeps the conditions under `# Safety`; the pages lie inside the store, which is one drive.
-        unsafe { mover.load(rows, pages, stream) }
+        unsafe { mover.load(rows, pages, header_of, stream) }
     }
 
-    /// Writes staged pages to the drive by the GPU, in a stream of the mover, as [`StagingBatch::scatter`]. They are
+    /// Writes staged pages to the drive by the GPU, in streams of the mover, as [`StagingBatch::scatter`]. They are
     /// durable after [`flush`](Self::flush).
     ///
     /// # Errors
@@ -196,14 +197,15 @@ impl Store {
         &self,
         mover: &PageMover,
         staged: &StagingBatch,
-        pages: &[PageWrite<'_>],
+        pages: &[PageWrite],
+        header_of: impl FnMut(usize) -> [u8; PAGE_BLOCK as usize],
     ) -> Result<PendingWrites> {
         self.check_pages_on_gpu()?;
         for page in pages {
             self.check_page(page.offset, staged.bytes(page.page) as u64)?;
         }
         let table = self.table(0, self.len() / PAGE_BLOCK, PAGE_BLOCK)?;
-        staged.scatter(mover, pages, |request, stream| {
+        staged.scatter(mover, pages, header_of, |request, stream| {
             // SAFETY: the request names memory of the staged pages, which they keep until the writes have ended.
             unsafe { table.scatter_on_gpu(request, stream) }
         })

@@ -16,7 +16,7 @@ use std::ffi::c_void;
 use {
     crate::pending::check_not_captured,
     nvme_host::cuda::PageExtent,
-    nvme_kv::on_gpu::{self, GpuPages, OwnWay, PageJob},
+    nvme_kv::on_gpu::{self, GpuPages, OwnWay, PageJob, PagePieces},
     nvme_kv_server::OpenedArea,
     std::sync::Arc,
 };
@@ -136,14 +136,15 @@ impl PageCall {
             );
         };
         check_not_captured(opened, stream)?;
-        let one = |page: &CallMemory| {
-            vec![PageExtent {
+        let mut pieces = PagePieces::default();
+        for page in &self.data {
+            pieces.push([PageExtent {
                 address: page.address(),
                 bytes: page.length() as u64,
-            }]
-        };
+            }]);
+        }
         // SAFETY: the caller's.
-        let pages = unsafe { GpuPages::new(self.data.iter().map(one).collect(), ()) };
+        let pages = unsafe { GpuPages::new(pieces, ()) };
         let own = (Arc::clone(own), Arc::clone(&open.way));
         Ok(way(own, self.keys.clone(), pages, stream.addr() as u64)?())
     }

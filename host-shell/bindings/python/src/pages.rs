@@ -13,11 +13,12 @@ use nvme_host::ProcessMark;
 use nvme_host::StoreOptions;
 use nvme_host::cuda::PageExtent;
 use nvme_host::lock::lock;
-use nvme_kv::on_gpu::{self, GpuPages, GpuWay, OwnWay};
+use nvme_kv::on_gpu::{self, GpuPages, GpuWay, OwnWay, PagePieces};
 use nvme_kv::{AreaRequest, ModelFingerprint, PageKey, StoreOutcome};
 use nvme_kv_server::{AreaPins, OpenedArea, SharedPageStore, SharedRequest};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -77,12 +78,64 @@ fn number_of(outcome: StoreOutcome) -> usize {
 
 type GpuViews = GpuPages<Arc<Vec<Py<PyView>>>>;
 
+/// Pages of a call in memory of a GPU, in pieces of (address, bytes).
+#[derive(FromPyObject)]
+enum PagePart {
+    /// One page.
+    Page(Vec<(u64, u64)>),
+    /// Pages that are blocks: the distance of the blocks of each tensor with the pieces of block 0, the numbers of all
+    /// blocks, and how many of them each page has.
+    Blocks(BlockPart),
+}
+
+type BlockPart = (Vec<(u64, Vec<(u64, u64)>)>, Vec<u64>, Vec<usize>);
+
+/// Returns the pieces of all pages.
+fn pieces_of(parts: Vec<PagePart>) -> Result<PagePieces, ExceptionParts> {
+    let mut pages = PagePieces::default();
+    let extent = |(address, bytes)| PageExtent { address, bytes };
+    let is_over =
+        || ExceptionParts::usage("a block lies past the end of memory", "pass its number");
+    for part in parts {
+        let (tensors, blocks, counts) = match part {
+            PagePart::Page(pieces) => {
+                pages.push(pieces.into_iter().map(extent));
+                continue;
+            }
+            PagePart::Blocks(blocks) => blocks,
+        };
+        let most = blocks.iter().max().copied().unwrap_or(0);
+        for (step, pieces) in &tensors {
+            let last = step.checked_mul(most).ok_or_else(is_over)?;
+            let ends = pieces
+                .iter()
+                .map(|(address, bytes)| address.checked_add(*bytes)?.checked_add(last));
+            if ends.into_iter().any(|end| end.is_none()) {
+                return Err(is_over());
+            }
+        }
+        let mut blocks = &blocks[..];
+        for count in counts {
+            let (some, rest) = blocks.split_at_checked(count).ok_or_else(is_over)?;
+            blocks = rest;
+            pages.push(some.iter().flat_map(|block| {
+                tensors.iter().flat_map(move |(step, pieces)| {
+                    let from = step * block;
+                    let pieces = pieces.iter();
+                    pieces.map(move |(address, bytes)| extent((address + from, *bytes)))
+                })
+            }));
+        }
+    }
+    Ok(pages)
+}
+
 /// The texts of a fingerprint, in the order of its fields, without its two numbers.
 type Texts = (String, String, String, String, String, String, String);
 
-fn keys_of(keys: &[Vec<u8>]) -> Result<Vec<PageKey>, ExceptionParts> {
-    let one = |key: &Vec<u8>| {
-        let bytes = key.as_slice().try_into().map_err(|_| {
+fn keys_of(keys: &[PyBackedBytes]) -> Result<Vec<PageKey>, ExceptionParts> {
+    let one = |key: &PyBackedBytes| {
+        let bytes = (**key).try_into().map_err(|_| {
             let cause = format!("a key has {} bytes, not {}", key.len(), PageKey::BYTES);
             ExceptionParts::usage(cause, "pass keys that PageStore.keys made")
         })?;
@@ -255,13 +308,13 @@ impl PyPageStore {
     }
 
     /// Returns the keys of part `part` of the blocks that the caller knows by `hashes`.
-    fn keys(&self, hashes: Vec<Vec<u8>>, part: u32) -> PyResult<Vec<Vec<u8>>> {
+    fn keys(&self, hashes: Vec<PyBackedBytes>, part: u32) -> PyResult<Vec<Vec<u8>>> {
         let pages = self.pages.get()?;
-        let key = |hash: &Vec<u8>| pages.area.key(hash, part).as_bytes().to_vec();
+        let key = |hash: &PyBackedBytes| pages.area.key(hash, part).as_bytes().to_vec();
         Ok(hashes.iter().map(key).collect())
     }
 
-    fn contains(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<Vec<bool>> {
+    fn contains(&self, py: Python<'_>, keys: Vec<PyBackedBytes>) -> PyResult<Vec<bool>> {
         let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
         Ok(py.detach(|| {
             let lengths = pages.area.lengths(&keys).into_iter();
@@ -269,18 +322,18 @@ impl PyPageStore {
         }))
     }
 
-    fn lengths(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<Vec<Option<u32>>> {
+    fn lengths(&self, py: Python<'_>, keys: Vec<PyBackedBytes>) -> PyResult<Vec<Option<u32>>> {
         let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
         Ok(py.detach(|| pages.area.lengths(&keys)))
     }
 
-    fn touch(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<()> {
+    fn touch(&self, py: Python<'_>, keys: Vec<PyBackedBytes>) -> PyResult<()> {
         let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
         py.detach(|| pages.area.touch(&keys));
         Ok(())
     }
 
-    fn pin_prefix(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<PyPagePins> {
+    fn pin_prefix(&self, py: Python<'_>, keys: Vec<PyBackedBytes>) -> PyResult<PyPagePins> {
         let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
         let pins = py.detach(|| pages.area.pin_prefix(&keys));
         Ok(PyPagePins {
@@ -293,7 +346,7 @@ impl PyPageStore {
     /// Stores the page of each key; numbers are those of [`OUTCOMES`].
     fn store(
         &self,
-        keys: Vec<Vec<u8>>,
+        keys: Vec<PyBackedBytes>,
         views: Vec<Py<PyView>>,
     ) -> PyResult<(PyOperation, PyPageOutcomes)> {
         let (pages, keys, pieces) = self.given(&keys, &views, false)?;
@@ -310,7 +363,7 @@ impl PyPageStore {
     /// Loads the page of each key; numbers are lengths in bytes.
     fn load(
         &self,
-        keys: Vec<Vec<u8>>,
+        keys: Vec<PyBackedBytes>,
         views: Vec<Py<PyView>>,
     ) -> PyResult<(PyOperation, PyPageOutcomes)> {
         let (pages, keys, pieces) = self.given(&keys, &views, true)?;
@@ -328,9 +381,9 @@ impl PyPageStore {
     fn store_on_gpu(
         &self,
         py: Python<'_>,
-        keys: Vec<Vec<u8>>,
+        keys: Vec<PyBackedBytes>,
         views: Vec<Py<PyView>>,
-        pieces: Vec<Vec<(u64, u64)>>,
+        pieces: Vec<PagePart>,
         stream: u64,
     ) -> PyResult<(PyOperation, PyPageOutcomes)> {
         let (own, keys, pages) = self.given_on_gpu(py, &keys, &views, pieces)?;
@@ -345,16 +398,16 @@ impl PyPageStore {
     fn load_on_gpu(
         &self,
         py: Python<'_>,
-        keys: Vec<Vec<u8>>,
+        keys: Vec<PyBackedBytes>,
         views: Vec<Py<PyView>>,
-        pieces: Vec<Vec<(u64, u64)>>,
+        pieces: Vec<PagePart>,
         stream: u64,
     ) -> PyResult<(PyOperation, PyPageOutcomes)> {
         let (own, keys, pages) = self.given_on_gpu(py, &keys, &views, pieces)?;
         let all: Vec<MemoryPiece> = pages
+            .pieces()
             .extents()
-            .into_iter()
-            .flatten()
+            .iter()
             .map(|piece| MemoryPiece {
                 address: piece.address,
                 bytes: piece.bytes as usize,
@@ -373,7 +426,7 @@ impl PyPageStore {
         Ok(self.pages.get()?.moved_by_gpu())
     }
 
-    fn remove(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<usize> {
+    fn remove(&self, py: Python<'_>, keys: Vec<PyBackedBytes>) -> PyResult<usize> {
         let (pages, keys) = (self.pages.get()?, keys_of(&keys)?);
         wait::of(py, move || Ok(pages.area.remove(&keys)?))
     }
@@ -434,7 +487,7 @@ impl PyPageStore {
 impl PyPageStore {
     fn given(
         &self,
-        keys: &[Vec<u8>],
+        keys: &[PyBackedBytes],
         views: &[Py<PyView>],
         is_written: bool,
     ) -> PyResult<(AreaPages, Vec<PageKey>, Vec<MemoryPiece>)> {
@@ -450,21 +503,18 @@ impl PyPageStore {
     fn given_on_gpu(
         &self,
         py: Python<'_>,
-        keys: &[Vec<u8>],
+        keys: &[PyBackedBytes],
         views: &[Py<PyView>],
-        pieces: Vec<Vec<(u64, u64)>>,
+        pieces: Vec<PagePart>,
     ) -> PyResult<(OwnWay, Vec<PageKey>, GpuViews)> {
+        let pieces = pieces_of(pieces)?;
         if keys.len() != pieces.len() {
             let cause = format!("{} keys do not match {} buffers", keys.len(), pieces.len());
             return Err(PyValueError::new_err(cause));
         }
-        let extent = |(address, bytes)| PageExtent { address, bytes };
-        let pages = pieces
-            .into_iter()
-            .map(|pieces| pieces.into_iter().map(extent).collect());
         let views = Arc::new(views.iter().map(|view| view.clone_ref(py)).collect());
         // SAFETY: the views keep the memory until the operation has ended, or the process has.
-        let pages = unsafe { GpuPages::new(pages.collect(), views) };
+        let pages = unsafe { GpuPages::new(pieces, views) };
         Ok((self.pages.get()?.own()?, keys_of(keys)?, pages))
     }
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import random
 
 import pytest
 
@@ -48,7 +50,7 @@ def content(number, nbytes):
 
 
 def opened(store, **options):
-    return nvme_gpu.PageStore(store, page_bytes=PAGE, **{**MODEL, **options})
+    return nvme_gpu.PageStore(store, **{"page_bytes": PAGE, **MODEL, **options})
 
 
 def keys_of(kv, count):
@@ -174,6 +176,36 @@ def test_each_damage_has_the_outcome_of_the_cpu_way():
     for number, words in enumerate(("payload", "another page", "payload", "payload", "checksum that it names")):
         assert words in outcomes[number + 1]
     assert len({one for one in outcomes if isinstance(one, str)}) == 7, "each names its page and its key"
+
+
+def test_pages_of_several_launches():
+    """Launches have 2, 4, 8 MiB of pages, or one page. Their staging memory has two parts, each used by every second one."""
+    whole, room = 3 << 20, 64 << 10
+    lengths = [whole] + [room - 77 * number for number in range(200)]
+    first = [0, *itertools.accumulate(lengths)]
+    given = random.Random(5).randbytes(first[-1])
+    with nvme_gpu.open("sim:mem?size=1200MiB&queues=8", gpu=0) as store:
+        kv = opened(store, page_bytes=whole)
+        keys = keys_of(kv, len(lengths) + 1)
+        memory, found = Memory(first[-1]), Memory(first[-1] + room)
+        memory.write(0, given)
+        assert kv.put(keys[:-1], [memory.part(*at) for at in zip(first, lengths)]) == ["stored"] * len(lengths)
+        assert kv.stats()["stored_by_gpu"] == len(lengths)
+        slot = BLOCK + whole
+        at = kv.nbytes - kv.stats()["capacity"] * slot
+        # The slots are taken in order: pages of each launch are spoilt, in their header or payload.
+        lost = [0, 3, 20, 60, 100, 199]
+        for number in lost:
+            store.write(bytes(16), at + number * slot + BLOCK * (number % 2))
+        rooms = [found.part(*at) for at in zip(first, lengths)] + [found.part(first[-1], room)]
+        outcomes = kv.get(keys, rooms)
+        missing = [number for number, one in enumerate(outcomes) if isinstance(one, nvme_gpu.PageMiss)]
+        assert missing == [*lost, len(lengths)] and kv.stats()["lost"] == len(lost)
+        for number, (begin, length) in enumerate(zip(first, lengths)):
+            expected = bytes(length) if number in lost else given[begin : begin + length]
+            assert found.read(begin, length) == expected, number
+        assert found.read(first[-1], room) == bytes(room)
+        drain()
 
 
 def test_reads_that_fail_cost_their_pages_alone():

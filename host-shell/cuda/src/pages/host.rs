@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::memory::WordPlaces;
-use super::stage::{all_pieces, await_event, put_pages};
+use super::stage::{all_lengths, await_event, put_pages};
 use super::{HEADER, PageExtent, PageHold, PageMover, PagesLeft, staged_bytes};
 use crate::leftovers;
 use crate::pointer::MemoryUse;
@@ -19,7 +19,7 @@ pub struct HostPages {
     hold: PageHold,
     /// Byte of the payload in the memory of the host, and its room.
     pages: Vec<(usize, u32)>,
-    pieces: Vec<(u32, Vec<PagePiece>)>,
+    pieces: Vec<Vec<PageExtent>>,
     /// Places of the words of pages and pieces, which are those of the GPU's memory, too.
     words: (usize, usize),
     codes: usize,
@@ -51,15 +51,15 @@ impl PageMover {
         leftovers::reap();
         self.check_stream(stream)?;
         self.judge(stream, pages.iter().copied().flatten(), usage)?;
-        let pieces = all_pieces(pages)?;
-        let count: usize = pieces.iter().map(|(_, pieces)| pieces.len()).sum();
+        let lengths = all_lengths(pages)?;
+        let count = pages.iter().map(|pieces| pieces.len()).sum();
         let mut places = WordPlaces::default();
         let at_pages = places.take(pages.len(), size_of::<PageStaging>(), 16)?;
         let at_pieces = places.take(count, size_of::<PagePiece>(), 16)?;
         let codes = places.take(pages.len(), 4, 16)?;
         let mut host = places;
         let mut at = Vec::with_capacity(pages.len());
-        for (bytes, _) in &pieces {
+        for bytes in &lengths {
             at.push((host.take(1, staged_bytes(*bytes), 16)? + HEADER, *bytes));
         }
         let memory = self.pool.take(&self.gpu, places.len(), host.len())?;
@@ -69,7 +69,7 @@ impl PageMover {
                 kernels: Arc::clone(&self.kernels),
             },
             pages: at,
-            pieces,
+            pieces: pages.iter().map(|pieces| pieces.to_vec()).collect(),
             words: (at_pages, at_pieces),
             codes,
             uploaded: places.len(),
@@ -128,20 +128,22 @@ impl HostPages {
             return Ok(());
         }
         let memory = &self.hold.memory;
-        let mut staged = self.pages.iter().map(|(at, _)| memory.host(at - HEADER));
+        let pages = self.pages.iter().zip(&self.pieces);
+        let pages =
+            pages.map(|((at, room), pieces)| (memory.host(at - HEADER), *room, &pieces[..]));
         let (codes, stages) = match copy {
             HostCopy::Collect => {
-                put_pages(&self.hold, self.words, &self.pieces, staged)?;
+                put_pages(&self.hold, self.words, pages)?;
                 (0, 1)
             }
             HostCopy::Deliver(lengths) => {
                 let length = |page: usize| lengths.get(page).copied().flatten();
-                let mut pieces = self.pieces.clone();
-                for (page, (bytes, _)) in pieces.iter_mut().enumerate() {
-                    *bytes = length(page).map_or(*bytes, |length| length.min(*bytes));
-                }
-                put_pages(&self.hold, self.words, &pieces, &mut staged)?;
-                let codes = (0..pieces.len()).map(|page| u32::from(length(page).is_none()));
+                let pages = pages.enumerate().map(|(page, (staged, room, pieces))| {
+                    let bytes = length(page).map_or(room, |length| length.min(room));
+                    (staged, bytes, pieces)
+                });
+                put_pages(&self.hold, self.words, pages)?;
+                let codes = (0..self.pages.len()).map(|page| u32::from(length(page).is_none()));
                 memory.put(self.codes, &codes.collect::<Vec<_>>())?;
                 (memory.device(self.codes), 0)
             }

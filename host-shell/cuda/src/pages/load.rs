@@ -3,11 +3,14 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::memory::WordPlaces;
-use super::{HEADER, PageExtent, PageHold, PageMover, UnderWay, pieces_of, staged_bytes};
+use super::memory::{PageMemory, WordPlaces};
+use super::{
+    HEADER, PageExtent, PageHold, PageMover, UnderWay, chunk_bytes, put_pieces, staged_bytes,
+};
 use crate::leftovers;
 use crate::pointer::MemoryUse;
 use crate::rows::{GpuRows, LaunchSequence, PendingRows, ReadList};
+use crate::stream::StreamEvent;
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::pages::{
     CheckPages, CopyPages, HEADER_BYTES, PageArrival, PagePiece, PageStaging, page_code,
@@ -17,8 +20,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that are staged at a time: more pages follow in the same stream, in the same memory.
-const MOST_STAGED: usize = 32 << 20;
+/// Parts of the staging memory: one is read into while the pages of the other one are copied.
+const PARTS: usize = 2;
 /// Warps of a block of the kernel that checks.
 const CHECKED_OF_BLOCK: u64 = 8;
 
@@ -31,8 +34,6 @@ pub struct PageRead<'a> {
     pub bytes: u32,
     /// XXH3 of the payload that was committed.
     pub checksum: u64,
-    /// XXH3 of the header that was committed.
-    pub header_checksum: u64,
     /// Memory of the GPU with room for the payload at least.
     pub pieces: &'a [PageExtent],
 }
@@ -67,56 +68,71 @@ pub struct PendingPages {
 
 /// Places of a load's words: first those that the host uploads, in the GPU's memory where they are in the host's.
 struct LoadPlaces {
-    /// A list of reads for each chunk, and the range of its pages.
-    lists: Vec<(usize, Range<usize>)>,
-    pages: usize,
-    pieces: usize,
-    uploaded: usize,
-    reads: usize,
+    chunks: Vec<LoadChunk>,
+    reads: [usize; PARTS],
     codes: usize,
-    staged: usize,
+    staged: [usize; PARTS],
     device: usize,
     arrivals: usize,
     headers: usize,
     host: usize,
 }
 
+/// Pages that one launch reads, and the places of their words, which are uploaded together.
+struct LoadChunk {
+    pages: Range<usize>,
+    /// Of the list of reads.
+    head: usize,
+    staging: usize,
+    pieces: usize,
+    words: Range<usize>,
+}
+
 impl LoadPlaces {
-    fn of(pages: &[PageRead<'_>], pieces: usize, piece_bytes: u64) -> Result<Self> {
+    fn of(pages: &[PageRead<'_>], piece_bytes: u64) -> Result<Self> {
         let mut places = WordPlaces::default();
-        let (mut lists, mut most_staged, mut most_reads) = (Vec::new(), 0, 0);
+        let (mut chunks, mut most_staged, mut most_reads) = (Vec::new(), 0, 0);
         let mut first = 0;
         while first < pages.len() {
-            let (mut past, mut staged, mut reads) = (first, 0, 0);
+            let most = chunk_bytes(chunks.len());
+            let (mut past, mut staged, mut reads, mut pieces) = (first, 0, 0, 0);
             while let Some(page) = pages.get(past) {
                 let more = staged_bytes(page.bytes);
-                if past > first && staged + more > MOST_STAGED {
+                if past > first && staged + more > most {
                     break;
                 }
                 staged += more;
                 reads += range_of(page, 0, 0).pieces(piece_bytes.trailing_zeros()) as usize;
+                pieces += page.pieces.len();
                 past += 1;
             }
+            let count = past - first;
             let head = places.take(1, size_of::<ListHead>(), 16)?;
-            places.take(past - first, size_of::<RangeTarget>(), 1)?;
-            lists.push((head, first..past));
+            places.take(count, size_of::<RangeTarget>(), 1)?;
+            let staging = places.take(count, size_of::<PageStaging>(), 16)?;
+            let pieces = places.take(pieces, size_of::<PagePiece>(), 16)?;
+            chunks.push(LoadChunk {
+                pages: first..past,
+                head,
+                staging,
+                pieces,
+                words: head..places.len(),
+            });
             most_staged = most_staged.max(staged);
             most_reads = most_reads.max(reads);
             first = past;
         }
-        let at_pages = places.take(pages.len(), size_of::<PageStaging>(), 16)?;
-        let at_pieces = places.take(pieces, size_of::<PagePiece>(), 16)?;
-        let uploaded = places.len();
-        let mut device = places;
-        let mut host = places;
+        let (mut device, mut host) = (places, places);
+        let (mut reads, mut staged) = ([0; PARTS], [0; PARTS]);
+        for (reads, staged) in reads.iter_mut().zip(&mut staged).take(chunks.len()) {
+            *reads = device.take(most_reads, 4, 16)?;
+            *staged = device.take(most_staged, 1, HEADER)?;
+        }
         Ok(Self {
-            lists,
-            pages: at_pages,
-            pieces: at_pieces,
-            uploaded,
-            reads: device.take(most_reads, 4, 16)?,
+            chunks,
+            reads,
             codes: device.take(pages.len(), 4, 16)?,
-            staged: device.take(most_staged, 1, HEADER)?,
+            staged,
             device: device.len(),
             arrivals: host.take(pages.len(), size_of::<PageArrival>(), 16)?,
             headers: host.take(pages.len(), HEADER, 16)?,
@@ -136,9 +152,11 @@ fn range_of(page: &PageRead<'_>, to: u64, first: u64) -> RangeTarget {
 }
 
 impl PageMover {
-    /// Enqueues loads of `pages` in `stream`, a `CUstream`, and returns before they run: `rows` reads each page into
-    /// memory of the mover; a kernel compares it with what was committed, and copies it to its pieces, or zeroes them. So
-    /// no byte of a page that is not right is ever seen there by later work of the stream.
+    /// Enqueues loads of `pages`, and returns before they run: `rows` reads each page into memory of the mover; kernels in
+    /// `stream`, a `CUstream`, compare it with what was committed, and copy it to its pieces, or zero them. So no byte of a
+    /// page that is not right is ever seen there by later work of the stream. The reads do not wait for what the stream
+    /// does before. `header_of` returns the XXH3 of the header with which a page was committed; it is asked for one page
+    /// after the other, while the drive reads those before.
     ///
     /// # Safety
     /// The pieces are valid on the GPU until the operation has ended, and nothing else uses them meanwhile. The pages lie
@@ -151,25 +169,22 @@ impl PageMover {
         &self,
         rows: &GpuRows,
         pages: &[PageRead<'_>],
+        header_of: impl FnMut(usize) -> u64,
         stream: u64,
     ) -> Result<PendingPages> {
         leftovers::reap();
         self.check_stream(stream)?;
         let extents = pages.iter().flat_map(|page| page.pieces);
         self.judge(stream, extents, MemoryUse::Writes)?;
-        let piece_bytes = u64::from(rows.listed_piece_bytes());
-        let pieces = pages
-            .iter()
-            .map(|page| pieces_of(page.pieces, page.bytes))
-            .collect::<Result<Vec<_>>>()?;
-        let count = pieces.iter().map(Vec::len).sum();
-        let places = LoadPlaces::of(pages, count, piece_bytes)?;
+        for page in pages {
+            super::check_pieces(page.pieces, page.bytes)?;
+        }
+        let places = LoadPlaces::of(pages, u64::from(rows.listed_piece_bytes()))?;
         let memory = self.pool.take(&self.gpu, places.device, places.host)?;
         let hold = PageHold {
             memory: Arc::new(memory),
             kernels: Arc::clone(&self.kernels),
         };
-        let lists = put_words(&hold, &places, pages, &pieces, piece_bytes)?;
         let mut loaded = PendingPages {
             work: UnderWay {
                 pending: None,
@@ -183,7 +198,10 @@ impl PageMover {
             return Ok(loaded);
         }
         // SAFETY: the caller keeps the conditions under `# Safety`; all other addresses are those of the memory.
-        let enqueued = unsafe { self.enqueue(rows, &loaded.work.hold, (&places, &lists), stream) };
+        let enqueued = unsafe {
+            let given = (pages, header_of);
+            self.enqueue(rows, &loaded.work.hold, &places, given, stream)
+        };
         match enqueued {
             Ok(pending) => loaded.work.pending = Some(pending),
             Err(error) => {
@@ -198,27 +216,45 @@ impl PageMover {
     }
 
     /// # Safety
-    /// As [`load`](Self::load); the words of `hold` are those of the pages.
+    /// As [`load`](Self::load); the places are those of the pages in the memory of `hold`.
     unsafe fn enqueue(
         &self,
         rows: &GpuRows,
         hold: &PageHold,
-        (places, lists): (&LoadPlaces, &[ReadList]),
+        places: &LoadPlaces,
+        (pages, mut header_of): (&[PageRead<'_>], impl FnMut(usize) -> u64),
         stream: u64,
     ) -> Result<PendingRows> {
         let (memory, kernels) = (&hold.memory, &hold.kernels);
+        let reader = memory.stream()?;
+        let shift = rows.listed_piece_bytes().trailing_zeros();
+        let mut free: [Option<StreamEvent>; PARTS] = [const { None }; PARTS];
         LaunchSequence::run(&self.gpu, stream, |sequence| {
-            sequence.kernel(|| memory.upload(stream, (0, 0), places.uploaded))?;
+            sequence.uses(reader);
             let mut before = 0;
-            for ((_, chunk), list) in places.lists.iter().zip(lists) {
+            for (number, chunk) in places.chunks.iter().enumerate() {
+                let part = number % PARTS;
+                let list = put_words(
+                    memory,
+                    (places, chunk, part),
+                    (&pages[chunk.pages.clone()], &mut header_of),
+                    shift,
+                )?;
+                let words = chunk.words.start;
+                sequence.kernel(|| memory.upload(reader, (words, words), chunk.words.len()))?;
+                if let Some(free) = &free[part] {
+                    free.before(reader)?;
+                }
                 // SAFETY: the list and the memory that it names belong to the operation.
-                let reads = unsafe { rows.read_listed(list, stream) }?;
+                let reads = unsafe { rows.read_listed(&list, reader) }?;
                 sequence.add(reads, before);
                 before += list.pieces;
-                let (first, count) = (chunk.start, chunk.len() as u64);
-                let pages = memory.device(places.pages + first * size_of::<PageStaging>());
+                let arrived = StreamEvent::untimed(&self.gpu)?;
+                arrived.record_at(reader)?;
+                arrived.before(stream)?;
+                let (first, count) = (chunk.pages.start, chunk.pages.len() as u64);
                 let check = CheckPages {
-                    pages,
+                    pages: memory.device(chunk.staging),
                     reads: list.status,
                     codes: memory.device(places.codes + first * 4),
                     arrivals: memory.host(places.arrivals + first * size_of::<PageArrival>()),
@@ -226,7 +262,7 @@ impl PageMover {
                     count,
                 };
                 let copy = CopyPages {
-                    pages,
+                    pages: check.pages,
                     codes: check.codes,
                     count,
                     stages: 0,
@@ -239,63 +275,58 @@ impl PageMover {
                     sequence.kernel(|| kernels.launch(stream, function, count, &check))?;
                     sequence.kernel(|| kernels.copy_pages(stream, &copy))?;
                 }
+                if number + PARTS < places.chunks.len() {
+                    let copied = StreamEvent::untimed(&self.gpu)?;
+                    copied.record_at(stream)?;
+                    free[part] = Some(copied);
+                }
             }
             Ok(())
         })
     }
 }
 
-/// Writes the words of a load to the host's memory; returns the list of each chunk.
+/// Writes the words of a chunk to the host's memory; returns the list of its reads. The pages are those of the chunk.
 fn put_words(
-    hold: &PageHold,
-    places: &LoadPlaces,
-    pages: &[PageRead<'_>],
-    pieces: &[Vec<PagePiece>],
-    piece_bytes: u64,
-) -> Result<Vec<ReadList>> {
-    let memory = &hold.memory;
-    let shift = piece_bytes.trailing_zeros();
-    let (mut lists, mut at_pieces) = (Vec::new(), places.pieces);
-    for (head, chunk) in &places.lists {
-        let (mut staged, mut reads) = (places.staged, 0);
-        let mut ranges = Vec::with_capacity(chunk.len());
-        let mut words = Vec::with_capacity(chunk.len());
-        for (page, pieces) in pages[chunk.clone()].iter().zip(&pieces[chunk.clone()]) {
-            let range = range_of(page, memory.device(staged), reads);
-            words.push(PageStaging {
-                staged: range.to,
-                pieces: memory.device(at_pieces),
-                checksum: page.checksum,
-                header_checksum: page.header_checksum,
-                piece_count: pieces.len() as u32,
-                bytes: page.bytes,
-                first_read: reads as u32,
-                reads: range.pieces(shift) as u32,
-            });
-            memory.put(at_pieces, pieces)?;
-            at_pieces += size_of_val(&pieces[..]);
-            staged += staged_bytes(page.bytes);
-            reads += range.pieces(shift);
-            ranges.push(range);
-        }
-        let list = ListHead {
-            range_count: ranges.len() as u64,
-            pieces: reads,
-        };
-        memory.put(*head, &[list])?;
-        memory.put(*head + size_of::<ListHead>(), &ranges)?;
-        memory.put(
-            places.pages + chunk.start * size_of::<PageStaging>(),
-            &words,
-        )?;
-        lists.push(ReadList {
-            list: memory.device(*head),
-            ranges: ranges.len() as u32,
-            pieces: reads,
-            status: memory.device(places.reads),
+    memory: &PageMemory,
+    (places, chunk, part): (&LoadPlaces, &LoadChunk, usize),
+    (pages, header_of): (&[PageRead<'_>], &mut impl FnMut(usize) -> u64),
+    shift: u32,
+) -> Result<ReadList> {
+    let (mut staged, mut reads, mut at_pieces) = (places.staged[part], 0, chunk.pieces);
+    let mut ranges = Vec::with_capacity(pages.len());
+    let mut words = Vec::with_capacity(pages.len());
+    for (number, page) in chunk.pages.clone().zip(pages) {
+        let range = range_of(page, memory.device(staged), reads);
+        let piece_count = put_pieces(memory, at_pieces, page.pieces)?;
+        words.push(PageStaging {
+            staged: range.to,
+            pieces: memory.device(at_pieces),
+            checksum: page.checksum,
+            header_checksum: header_of(number),
+            piece_count,
+            bytes: page.bytes,
+            first_read: reads as u32,
+            reads: range.pieces(shift) as u32,
         });
+        at_pieces += piece_count as usize * size_of::<PagePiece>();
+        staged += staged_bytes(page.bytes);
+        reads += range.pieces(shift);
+        ranges.push(range);
     }
-    Ok(lists)
+    let list = ListHead {
+        range_count: ranges.len() as u64,
+        pieces: reads,
+    };
+    memory.put(chunk.head, &[list])?;
+    memory.put(chunk.head + size_of::<ListHead>(), &ranges)?;
+    memory.put(chunk.staging, &words)?;
+    Ok(ReadList {
+        list: memory.device(chunk.head),
+        ranges: ranges.len() as u32,
+        pieces: reads,
+        status: memory.device(places.reads[part]),
+    })
 }
 
 impl PendingPages {
@@ -311,13 +342,17 @@ impl PendingPages {
     /// that its pages are not to be trusted, as [`Error::Changed`].
     pub fn wait(&self, limit: Duration) -> Result<Vec<PageEnd>> {
         self.work.wait(limit)?;
-        (0..self.count).map(|page| self.end(page)).collect()
+        let memory = &self.work.hold.memory;
+        let arrivals = memory.words(self.arrivals, 2 * self.count)?;
+        let arrivals = arrivals.as_chunks::<2>().0.iter().enumerate();
+        let end = |(page, [checksum, code]): (usize, &[u64; 2])| {
+            self.end(page, *checksum, *code as u32 as i32)
+        };
+        arrivals.map(end).collect()
     }
 
-    fn end(&self, page: usize) -> Result<PageEnd> {
+    fn end(&self, page: usize, checksum: u64, code: i32) -> Result<PageEnd> {
         let memory = &self.work.hold.memory;
-        let at = self.arrivals + page * size_of::<PageArrival>();
-        let (checksum, code) = (memory.word(at)?, memory.word(at + 8)? as u32 as i32);
         Ok(match code {
             0 => PageEnd::Right { checksum },
             page_code::HEADER | page_code::PAYLOAD => {

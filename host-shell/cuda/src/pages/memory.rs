@@ -6,7 +6,7 @@
 use crate::driver::{Gpu, check};
 use crate::memory::DeviceMemory;
 use crate::registered::RegisteredMemory;
-use crate::stream::handle;
+use crate::stream::{Stream, handle};
 use cudarc::driver::sys;
 use nvme_driver::dma::pages::DmaPages;
 use nvme_driver::error::{Error, Result};
@@ -28,6 +28,9 @@ struct PageAllocation {
     device: DeviceMemory,
     pages: Arc<DmaPages>,
     host: RegisteredMemory,
+    /// For launches that do not wait for the caller's stream. Were it one stream for all operations, one could wait in it
+    /// for what another caller's stream does first.
+    own: Stream,
 }
 
 /// Memory of one operation, for as long as a kernel may use it.
@@ -95,6 +98,7 @@ impl StagingPool {
                     device,
                     pages,
                     host,
+                    own: Stream::new(gpu)?,
                 }
             }
         };
@@ -109,6 +113,14 @@ impl PageMemory {
     fn parts(&self) -> Result<&PageAllocation> {
         let parts = self.allocation.as_ref();
         parts.ok_or_else(|| Error::internal("memory of pages was given back"))
+    }
+
+    /// Returns the operation's own stream, a `CUstream`.
+    ///
+    /// # Errors
+    /// [`Error::Device`] once the memory is given back.
+    pub fn stream(&self) -> Result<u64> {
+        Ok(self.parts()?.own.handle())
     }
 
     /// Returns the GPU's address of byte `at` of its memory.
@@ -145,8 +157,8 @@ impl PageMemory {
     pub fn put<T: Copy>(&self, at: usize, words: &[T]) -> Result<()> {
         let bytes = size_of_val(words);
         let to = self.place(at, bytes)?;
-        // SAFETY: the bytes lie in the host's memory, and no kernel uses them: the operation is not launched yet, or
-        // these words belong to a later launch of it.
+        // SAFETY: the bytes lie in the host's memory, and no kernel uses them: these words belong to a later launch of
+        // the operation.
         unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast::<u8>(), to, bytes) };
         Ok(())
     }
@@ -163,14 +175,14 @@ impl PageMemory {
         Ok(found)
     }
 
-    /// Returns the `u64` at byte `at` of the host's memory, which kernels have written.
+    /// Returns `count` words at byte `at` of the host's memory, which kernels have written.
     ///
     /// # Errors
     /// As [`place`](Self::place).
-    pub fn word(&self, at: usize) -> Result<u64> {
-        let mut word = [0; 8];
-        word.copy_from_slice(&self.bytes(at, 8)?);
-        Ok(u64::from_le_bytes(word))
+    pub fn words(&self, at: usize, count: usize) -> Result<Vec<u64>> {
+        let bytes = self.bytes(at, count * 8)?;
+        let words = bytes.as_chunks::<8>().0.iter();
+        Ok(words.map(|word| u64::from_le_bytes(*word)).collect())
     }
 
     /// Enqueues in `stream`, a `CUstream`, the copy of `bytes` bytes from byte `from` of the host's memory to byte `to`

@@ -36,6 +36,11 @@ const BLOCK_THREADS: u32 = 256;
 const MOST_BLOCKS: u64 = 264;
 /// Limit of the bytes of a page.
 const MOST_BYTES: u32 = nvme_gpu_kernel::hash::MOST_CHUNK_BYTES;
+/// Bytes of the pages of the first launch of an operation, at most unless it is one page. The drive works while the host
+/// prepares the next launch, which has twice as many.
+const FIRST_BYTES: usize = 2 << 20;
+/// Bytes of the pages of a later launch, at most unless it is one page.
+const MOST_CHUNK: usize = 16 << 20;
 /// Bytes of a header.
 const HEADER: usize = HEADER_BYTES as usize;
 
@@ -205,35 +210,48 @@ impl Drop for UnderWay {
     }
 }
 
-/// Returns the pieces of a page as the kernels take them, with at least `bytes` bytes together, at least 1.
+/// Checks that the pieces of a page have at least `bytes` bytes together, at least 1.
 ///
 /// # Errors
 /// [`Error::Usage`] for fewer, and for more than a page has.
-fn pieces_of(pieces: &[PageExtent], bytes: u32) -> Result<Vec<PagePiece>> {
-    let mut first = 0u64;
-    let mut found = Vec::with_capacity(pieces.len());
-    for piece in pieces.iter().filter(|piece| piece.bytes > 0) {
-        let end = first.saturating_add(piece.bytes);
-        if end > MOST_BYTES.into() {
-            return Err(Error::usage(
-                format!("the memory of a page has more than {MOST_BYTES} bytes"),
-                "pass memory of the page's length",
-            ));
-        }
-        found.push(PagePiece {
-            address: piece.address,
-            first: first as u32,
-            bytes: piece.bytes as u32,
-        });
-        first = end;
-    }
-    if first < u64::from(bytes).max(1) {
+fn check_pieces(pieces: &[PageExtent], bytes: u32) -> Result<()> {
+    let sum = |sum: u64, piece: &PageExtent| sum.saturating_add(piece.bytes);
+    let room = pieces.iter().fold(0, sum);
+    if room > MOST_BYTES.into() {
         return Err(Error::usage(
-            format!("the memory of a page has {first} bytes, and the page {bytes}"),
+            format!("the memory of a page has more than {MOST_BYTES} bytes"),
             "pass memory of the page's length",
         ));
     }
-    Ok(found)
+    if room < u64::from(bytes).max(1) {
+        return Err(Error::usage(
+            format!("the memory of a page has {room} bytes, and the page {bytes}"),
+            "pass memory of the page's length",
+        ));
+    }
+    Ok(())
+}
+
+/// Writes the pieces of a page, which were checked, as the kernels take them at byte `at` of the host's memory; returns
+/// how many have bytes.
+fn put_pieces(memory: &PageMemory, at: usize, pieces: &[PageExtent]) -> Result<u32> {
+    let (mut first, mut count) = (0u64, 0);
+    for piece in pieces.iter().filter(|piece| piece.bytes > 0) {
+        let word = PagePiece {
+            address: piece.address,
+            first: first as u32,
+            bytes: piece.bytes as u32,
+        };
+        memory.put(at + count as usize * size_of::<PagePiece>(), &[word])?;
+        first += piece.bytes;
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Returns the most bytes of the pages of launch `number` of an operation.
+fn chunk_bytes(number: usize) -> usize {
+    MOST_CHUNK.min(FIRST_BYTES << number.min(8))
 }
 
 /// Returns the bytes that a page of `bytes` bytes has in the staging memory: whole blocks, with its header.
@@ -246,20 +264,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_counted_through_and_have_room_for_the_page() {
+    fn pieces_have_room_for_the_page() {
         let piece = |address, bytes| PageExtent { address, bytes };
         let pieces = [piece(1000, 100), piece(5, 0), piece(77, 3), piece(9, 1)];
-        let found = pieces_of(&pieces, 104).unwrap();
-        let words = found.iter().map(|one| (one.address, one.first, one.bytes));
-        assert_eq!(
-            words.collect::<Vec<_>>(),
-            [(1000, 0, 100), (77, 100, 3), (9, 103, 1)]
-        );
-        assert_eq!(pieces_of(&pieces, 103).unwrap(), found, "room for more");
-        assert!(pieces_of(&pieces, 105).is_err());
-        assert!(pieces_of(&[], 0).is_err() && pieces_of(&[], 1).is_err());
+        for bytes in [0, 1, 103, 104] {
+            assert!(check_pieces(&pieces, bytes).is_ok());
+        }
+        assert!(check_pieces(&pieces, 105).is_err());
+        assert!(check_pieces(&[], 0).is_err() && check_pieces(&[], 1).is_err());
         let far = [piece(0, u64::MAX), piece(0, u64::MAX)];
-        assert!(pieces_of(&far, 1).is_err());
+        assert!(check_pieces(&far, 1).is_err());
+    }
+
+    #[test]
+    fn launches_begin_small() {
+        let sizes = [0, 1, 2, 3, 4, 1000].map(|number| chunk_bytes(number) >> 20);
+        assert_eq!(sizes, [2, 4, 8, 16, 16, 16]);
     }
 
     #[test]

@@ -5,8 +5,8 @@
 
 use super::memory::WordPlaces;
 use super::{
-    HEADER, MOST_BYTES, PageExtent, PageHold, PageMover, PagesLeft, UnderWay, pieces_of,
-    staged_bytes,
+    HEADER, MOST_BYTES, PageExtent, PageHold, PageMover, PagesLeft, UnderWay, check_pieces,
+    chunk_bytes, put_pieces, staged_bytes,
 };
 use crate::leftovers;
 use crate::pointer::MemoryUse;
@@ -18,8 +18,11 @@ use nvme_gpu_kernel::pages::{CopyPages, HEADER_BYTES, PagePiece, PageStaging};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pause between two looks at an event.
+/// Looks at an event without a pause, then with one.
+const SPIN_LOOKS: u32 = 200;
 const NAP: Duration = Duration::from_micros(20);
+/// Bytes of the words of a page of a write beside its ids.
+const WRITE_WORDS: usize = size_of::<PageStaging>() + size_of::<PagePiece>();
 /// Warps of a block of the kernel that hashes.
 const HASHED_OF_BLOCK: u64 = 8;
 
@@ -33,15 +36,12 @@ pub struct StagingBatch {
     words: StagePlaces,
 }
 
-/// Places of the words of a write, which the host uploads in a second copy, and of the results.
+/// Places of the words of a write, and of the results.
 #[derive(Clone, Copy)]
 struct StagePlaces {
-    /// Words of the copies of the headers.
-    headers: usize,
-    pieces: usize,
-    /// Ids of the rows as which pages are written.
-    ids: usize,
-    end: usize,
+    /// Words of the launches, which the host uploads chunk by chunk: of the copies of headers, and ids of the rows as
+    /// which pages are written.
+    writes: usize,
     /// In memory of the host: headers, statuses of rows, checksums.
     blocks: usize,
     statuses: usize,
@@ -50,13 +50,11 @@ struct StagePlaces {
 
 /// A page to write.
 #[derive(Clone, Copy, Debug)]
-pub struct PageWrite<'a> {
+pub struct PageWrite {
     /// Number of the staged page.
     pub page: usize,
     /// First byte of the header on the drive, a multiple of 4,096.
     pub offset: u64,
-    /// The header.
-    pub header: &'a [u8; HEADER],
 }
 
 /// Pages that a GPU writes. Dropping it does not stop the operation.
@@ -82,31 +80,25 @@ impl PageMover {
         leftovers::reap();
         self.check_stream(stream)?;
         self.judge(stream, pages.iter().copied().flatten(), MemoryUse::Reads)?;
-        let pieces = all_pieces(pages)?;
+        let lengths = all_lengths(pages)?;
         let mut places = WordPlaces::default();
-        let count: usize = pieces.iter().map(|(_, pieces)| pieces.len()).sum();
+        let count = pages.iter().map(|pieces| pieces.len()).sum();
         let at_pages = places.take(pages.len(), size_of::<PageStaging>(), 16)?;
         let at_pieces = places.take(count, size_of::<PagePiece>(), 16)?;
         let at_chunks = places.take(pages.len(), size_of::<HashChunk>(), 16)?;
         let uploaded = places.len();
-        let headers = places.take(pages.len(), size_of::<PageStaging>(), 16)?;
-        let of_headers = places.take(pages.len(), size_of::<PagePiece>(), 16)?;
-        let rows = pieces
-            .iter()
-            .map(|(bytes, _)| staged_bytes(*bytes) / HEADER);
+        let rows = lengths.iter().map(|bytes| staged_bytes(*bytes) / HEADER);
         let rows = rows.sum();
-        let ids = places.take(rows, 8, 16)?;
-        let end = places.len();
+        // The ids of a chunk end anywhere, and a chunk has a page at least.
+        let writes = places.take(pages.len(), WRITE_WORDS + 16, 16)?;
+        places.take(rows, 8, 16)?;
         let (mut device, mut host) = (places, places);
         let mut at_staged = Vec::with_capacity(pages.len());
-        for (bytes, _) in &pieces {
+        for bytes in &lengths {
             at_staged.push((device.take(1, staged_bytes(*bytes), HEADER)?, *bytes));
         }
         let words = StagePlaces {
-            headers,
-            pieces: of_headers,
-            ids,
-            end,
+            writes,
             blocks: host.take(pages.len(), HEADER, 16)?,
             statuses: host.take(rows, 4, 16)?,
             hashes: host.take(pages.len(), 8, 16)?,
@@ -125,8 +117,9 @@ impl PageMover {
             return Ok(staged);
         }
         let memory = &staged.hold.memory;
-        let places = staged.pages.iter().map(|(at, _)| memory.device(*at));
-        put_pages(&staged.hold, (at_pages, at_pieces), &pieces, places)?;
+        let places = staged.pages.iter().zip(pages);
+        let places = places.map(|((at, bytes), pieces)| (memory.device(*at), *bytes, *pieces));
+        put_pages(&staged.hold, (at_pages, at_pieces), places)?;
         let chunks: Vec<HashChunk> = staged
             .pages
             .iter()
@@ -187,11 +180,7 @@ impl StagingBatch {
         if let Some(event) = &self.staged {
             await_event(event, limit)?;
         }
-        let hashes = self.words.hashes;
-        let pages = 0..self.pages.len();
-        pages
-            .map(|page| self.hold.memory.word(hashes + page * 8))
-            .collect()
+        self.hold.memory.words(self.words.hashes, self.pages.len())
     }
 
     /// True if the caller's pages are not used any more.
@@ -207,88 +196,54 @@ impl StagingBatch {
     }
 
     /// Writes staged pages, with their headers: `scatter` enqueues the write of rows of 4,096 bytes by ids, which count
-    /// from the drive's first byte, in a stream. The pages are staged, and each is written once.
+    /// from the drive's first byte, in a stream. The pages are staged, and each is written once. `header_of` returns the
+    /// header of a page of `pages`; it is asked for one after the other, while the drive writes those before.
     ///
     /// # Errors
     /// Those of `scatter`, and [`Error::Device`] for a page that is not there: some pages may have been written.
     pub fn scatter(
         &self,
         mover: &PageMover,
-        pages: &[PageWrite<'_>],
+        pages: &[PageWrite],
+        mut header_of: impl FnMut(usize) -> [u8; HEADER],
         mut scatter: impl FnMut(&RowRequest, u64) -> Result<PendingRows>,
     ) -> Result<PendingWrites> {
-        let (memory, words) = (&self.hold.memory, self.words);
         let mut written = PendingWrites {
             work: UnderWay {
                 pending: None,
                 hold: self.hold.clone(),
             },
-            statuses: words.statuses,
+            statuses: self.words.statuses,
             rows: Vec::with_capacity(pages.len()),
         };
-        let (mut copies, mut pieces, mut ids) = (Vec::new(), Vec::new(), Vec::new());
-        // Pages whose staged bytes follow one another are rows of one scatter: page, first row, rows.
-        let mut runs: Vec<(usize, usize, usize)> = Vec::new();
-        for (number, page) in pages.iter().enumerate() {
-            let (at, bytes) = *self
-                .pages
-                .get(page.page)
-                .ok_or_else(|| Error::internal("a page was not staged"))?;
-            let rows = staged_bytes(bytes) / HEADER;
-            let first = page.offset / u64::from(HEADER_BYTES);
-            copies.push(PageStaging {
-                // The payload of this copy is the header.
-                staged: memory.device(at) - u64::from(HEADER_BYTES),
-                pieces: memory.device(words.pieces + number * size_of::<PagePiece>()),
-                piece_count: 1,
-                bytes: HEADER_BYTES,
-                ..PageStaging::default()
-            });
-            pieces.push(PagePiece {
-                address: memory.host(words.blocks + number * HEADER),
-                first: 0,
-                bytes: HEADER_BYTES,
-            });
-            memory.put(words.blocks + number * HEADER, &page.header[..])?;
-            written.rows.push((ids.len(), rows));
-            match runs.last_mut() {
-                Some((_, first, count))
-                    if self.follows(pages, number) && *first + *count == ids.len() =>
-                {
-                    *count += rows;
-                }
-                _ => runs.push((at, ids.len(), rows)),
-            }
-            ids.extend((0..rows as u64).map(|row| (first + row) as i64));
-        }
         if pages.is_empty() {
             return Ok(written);
         }
-        memory.put(words.headers, &copies)?;
-        memory.put(words.pieces, &pieces)?;
-        memory.put(words.ids, &ids)?;
-        let stream = mover.stream.handle();
-        let copy = CopyPages {
-            pages: memory.device(words.headers),
-            count: pages.len() as u64,
-            stages: 1,
-            ..CopyPages::default()
-        };
+        let memory = &self.hold.memory;
+        let (stream, copies) = (mover.stream.handle(), memory.stream()?);
         let enqueued = LaunchSequence::run(&mover.gpu, stream, |sequence| {
-            let upload = (words.headers, words.headers);
-            sequence.kernel(|| memory.upload(stream, upload, words.end - words.headers))?;
-            // SAFETY: the kernel takes one `CopyPages`, whose addresses are those of the memory.
-            sequence.kernel(|| unsafe { self.hold.kernels.copy_pages(stream, &copy) })?;
-            for (at, first, count) in runs {
-                let request = RowRequest {
-                    ids: memory.device(words.ids + first * 8),
-                    wide_ids: true,
-                    count: count as u64,
-                    out: memory.device(at),
-                    out_stride: u64::from(HEADER_BYTES),
-                    status: memory.host(words.statuses + first * 4),
-                };
-                sequence.add(scatter(&request, stream)?, first as u64);
+            sequence.uses(copies);
+            let (mut first, mut at) = (0, self.words.writes);
+            let (mut rows, mut number) = (0, 0);
+            while first < pages.len() {
+                let chunk = self.chunk(&pages[first..], chunk_bytes(number))?;
+                let some = &pages[first..first + chunk];
+                let launch = self.put_writes((some, first), &mut header_of, (at, rows))?;
+                let words = launch.end - at;
+                sequence.kernel(|| memory.upload(copies, (at, at), words))?;
+                // SAFETY: the kernel takes one `CopyPages`, whose addresses are those of the memory.
+                sequence
+                    .kernel(|| unsafe { self.hold.kernels.copy_pages(copies, &launch.copy) })?;
+                let copied = StreamEvent::untimed(&mover.gpu)?;
+                copied.record_at(copies)?;
+                copied.before(stream)?;
+                for run in &launch.runs {
+                    sequence.add(scatter(&run.request, stream)?, run.first_row as u64);
+                }
+                written.rows.extend(launch.rows);
+                rows += launch.row_count;
+                at = launch.end.next_multiple_of(16);
+                (first, number) = (first + chunk, number + 1);
             }
             Ok(())
         });
@@ -299,14 +254,113 @@ impl StagingBatch {
         Ok(written)
     }
 
-    /// True if page `number` of `pages` is staged right behind the one before.
-    fn follows(&self, pages: &[PageWrite<'_>], number: usize) -> bool {
-        let at = |number: usize| self.pages[pages[number].page];
-        number.checked_sub(1).is_some_and(|before| {
-            let (from, bytes) = at(before);
-            from + staged_bytes(bytes) == at(number).0
+    fn place_of(&self, page: &PageWrite) -> Result<(usize, u32)> {
+        let place = self.pages.get(page.page);
+        place
+            .copied()
+            .ok_or_else(|| Error::internal("a page was not staged"))
+    }
+
+    /// Returns how many of the first of `pages` have `most` bytes at most, or 1.
+    fn chunk(&self, pages: &[PageWrite], most: usize) -> Result<usize> {
+        let mut staged = 0;
+        for (number, page) in pages.iter().enumerate() {
+            staged += staged_bytes(self.place_of(page)?.1);
+            if staged > most {
+                return Ok(number.max(1));
+            }
+        }
+        Ok(pages.len())
+    }
+
+    /// Writes the words of the launches that write `pages`, whose first one has number `first`, to byte `at` of the
+    /// host's memory, and their headers. The rows of the pages before are `before`.
+    fn put_writes(
+        &self,
+        (pages, first): (&[PageWrite], usize),
+        header_of: &mut impl FnMut(usize) -> [u8; HEADER],
+        (at, before): (usize, usize),
+    ) -> Result<WriteLaunches> {
+        let (memory, words) = (&self.hold.memory, self.words);
+        let at_pieces = at + pages.len() * size_of::<PageStaging>();
+        let at_ids = at_pieces + pages.len() * size_of::<PagePiece>();
+        let (mut copies, mut pieces, mut ids) = (Vec::new(), Vec::new(), Vec::new());
+        let mut rows = Vec::with_capacity(pages.len());
+        // Pages whose staged bytes follow one another are rows of one scatter.
+        let mut runs: Vec<WriteRun> = Vec::new();
+        let mut past = None;
+        for (number, page) in pages.iter().enumerate() {
+            let (staged, bytes) = self.place_of(page)?;
+            let row_count = staged_bytes(bytes) / HEADER;
+            let block = words.blocks + (first + number) * HEADER;
+            copies.push(PageStaging {
+                // The payload of this copy is the header.
+                staged: memory.device(staged) - u64::from(HEADER_BYTES),
+                pieces: memory.device(at_pieces + number * size_of::<PagePiece>()),
+                piece_count: 1,
+                bytes: HEADER_BYTES,
+                ..PageStaging::default()
+            });
+            pieces.push(PagePiece {
+                address: memory.host(block),
+                first: 0,
+                bytes: HEADER_BYTES,
+            });
+            memory.put(block, &header_of(first + number))?;
+            let first_row = before + ids.len();
+            rows.push((first_row, row_count));
+            match runs.last_mut() {
+                Some(run) if past == Some(staged) => run.request.count += row_count as u64,
+                _ => runs.push(WriteRun {
+                    first_row,
+                    request: RowRequest {
+                        ids: memory.device(at_ids + ids.len() * 8),
+                        wide_ids: true,
+                        count: row_count as u64,
+                        out: memory.device(staged),
+                        out_stride: u64::from(HEADER_BYTES),
+                        status: memory.host(words.statuses + first_row * 4),
+                    },
+                }),
+            }
+            past = Some(staged + staged_bytes(bytes));
+            let first_block = page.offset / u64::from(HEADER_BYTES);
+            ids.extend((0..row_count as u64).map(|row| (first_block + row) as i64));
+        }
+        memory.put(at, &copies)?;
+        memory.put(at_pieces, &pieces)?;
+        memory.put(at_ids, &ids)?;
+        Ok(WriteLaunches {
+            copy: CopyPages {
+                pages: memory.device(at),
+                count: pages.len() as u64,
+                stages: 1,
+                ..CopyPages::default()
+            },
+            runs,
+            rows,
+            row_count: ids.len(),
+            end: at_ids + ids.len() * 8,
         })
     }
+}
+
+/// The launches that write a chunk of pages.
+struct WriteLaunches {
+    /// Copies headers before the pages.
+    copy: CopyPages,
+    runs: Vec<WriteRun>,
+    /// Number of the first row of each page, and how many it has.
+    rows: Vec<(usize, usize)>,
+    row_count: usize,
+    /// End of their words.
+    end: usize,
+}
+
+/// A scatter of rows.
+struct WriteRun {
+    first_row: usize,
+    request: RowRequest,
 }
 
 impl Drop for StagingBatch {
@@ -336,24 +390,20 @@ impl PendingWrites {
     /// As [`PendingPages::wait`](super::PendingPages::wait).
     pub fn wait(&self, limit: Duration) -> Result<Vec<i32>> {
         self.work.wait(limit)?;
+        let count = self.rows.last().map_or(0, |(first, count)| first + count);
+        let statuses = self.work.hold.memory.bytes(self.statuses, count * 4)?;
+        let codes = statuses.as_chunks::<4>().0;
         let code = |(first, count): &(usize, usize)| {
-            let statuses = self
-                .work
-                .hold
-                .memory
-                .bytes(self.statuses + first * 4, count * 4)?;
-            let codes = statuses.as_chunks::<4>().0.iter();
-            let failed = codes
-                .map(|code| i32::from_le_bytes(*code))
-                .find(|code| *code != 0);
-            Ok(failed.unwrap_or(0))
+            let codes = codes[*first..first + count].iter();
+            let mut failed = codes.map(|code| i32::from_le_bytes(*code));
+            failed.find(|code| *code != 0).unwrap_or(0)
         };
-        self.rows.iter().map(code).collect()
+        Ok(self.rows.iter().map(code).collect())
     }
 }
 
-/// Returns the length of each page, and its pieces.
-pub(super) fn all_pieces(pages: &[&[PageExtent]]) -> Result<Vec<(u32, Vec<PagePiece>)>> {
+/// Returns the length of each page.
+pub(super) fn all_lengths(pages: &[&[PageExtent]]) -> Result<Vec<u32>> {
     let one = |pieces: &&[PageExtent]| {
         let bytes = pieces
             .iter()
@@ -367,30 +417,30 @@ pub(super) fn all_pieces(pages: &[&[PageExtent]]) -> Result<Vec<(u32, Vec<PagePi
                 "store pages of the size that the store was made for",
             )
         })?;
-        Ok((bytes, pieces_of(pieces, bytes)?))
+        check_pieces(pieces, bytes).map(|()| bytes)
     };
     pages.iter().map(one).collect()
 }
 
-/// Writes the words of pages and their pieces to the host's memory.
-pub(super) fn put_pages(
+/// Writes the words of pages to the host's memory, each at an address in the staging memory with a length, and its
+/// pieces.
+pub(super) fn put_pages<'a>(
     hold: &PageHold,
     (at_pages, mut at_pieces): (usize, usize),
-    pages: &[(u32, Vec<PagePiece>)],
-    staged: impl Iterator<Item = u64>,
+    pages: impl Iterator<Item = (u64, u32, &'a [PageExtent])>,
 ) -> Result<()> {
     let memory = &hold.memory;
-    let mut words = Vec::with_capacity(pages.len());
-    for ((bytes, pieces), staged) in pages.iter().zip(staged) {
+    let mut words = Vec::new();
+    for (staged, bytes, pieces) in pages {
+        let piece_count = put_pieces(memory, at_pieces, pieces)?;
         words.push(PageStaging {
             staged,
             pieces: memory.device(at_pieces),
-            piece_count: pieces.len() as u32,
-            bytes: *bytes,
+            piece_count,
+            bytes,
             ..PageStaging::default()
         });
-        memory.put(at_pieces, pieces)?;
-        at_pieces += size_of_val(&pieces[..]);
+        at_pieces += piece_count as usize * size_of::<PagePiece>();
     }
     memory.put(at_pages, &words)
 }
@@ -398,6 +448,7 @@ pub(super) fn put_pages(
 /// Waits for `event`, `limit` at most.
 pub(super) fn await_event(event: &StreamEvent, limit: Duration) -> Result<()> {
     let begin = Instant::now();
+    let mut looks = 0u32;
     while !event.is_done()? {
         if begin.elapsed() > limit {
             return Err(Error::Unfinished {
@@ -408,7 +459,11 @@ pub(super) fn await_event(event: &StreamEvent, limit: Duration) -> Result<()> {
                 remedy: "wait for what the stream does before them, or longer".to_owned(),
             });
         }
-        std::thread::sleep(NAP);
+        looks = looks.saturating_add(1);
+        match looks {
+            0..SPIN_LOOKS => std::hint::spin_loop(),
+            _ => std::thread::sleep(NAP),
+        }
     }
     Ok(())
 }

@@ -58,32 +58,25 @@ pub fn load<K: Clone + Send + 'static>(
                 offset: place.offset,
                 bytes: place.length,
                 checksum: place.checksum,
-                // One block at a time: those of all pages would be new memory for each.
-                header_checksum: payload_checksum(&place.header.to_block()),
                 pieces: pages.extents_of(place.number),
             })
             .collect();
-        pages.load(&store, &mover, &reads, stream)
+        let header_of = |page: usize| payload_checksum(&places[page].header.to_block());
+        pages.load(&store, &mover, (&reads, header_of), stream)
     };
     let pending = match loaded {
         Ok(pending) => pending,
         Err(error) => {
             // The stream still zeroes memory of the missing pages, which the caller may free after any other error.
-            return match cleared.wait(limit) {
-                Err(unfinished @ Error::Unfinished { .. }) => {
-                    way.keep(cleared, &pages, HostPages::is_done);
-                    Err(unfinished)
-                }
+            return match finish_clear(cleared, (&way, &pages), limit) {
+                Err(unfinished @ Error::Unfinished { .. }) => Err(unfinished),
                 _ => Err(error),
             };
         }
     };
     Ok(Box::new(move || {
         let results = finish_load(plan, &places, (pending, &pages, &way), limit);
-        let cleared_in_time = cleared.wait(limit);
-        if let Err(error) = &cleared_in_time {
-            way.keep_unfinished(error, cleared, &pages, HostPages::is_done);
-        }
+        let cleared_in_time = finish_clear(cleared, (&way, &pages), limit);
         let is_right = |result: &&Result<LoadedPage>| result.is_ok();
         let loaded = results.iter().filter(is_right).count();
         way.loaded.fetch_add(loaded as u64, Ordering::Relaxed);
@@ -161,20 +154,39 @@ fn arrived(place: &PagePlace, end: PageEnd) -> ArrivedPage {
     }
 }
 
-/// Puts into `stream` what zeroes the memory of the pages with these numbers.
+/// Puts into `stream` what zeroes the memory of the pages with these numbers: nothing without pages.
 fn clear<K: Clone>(
     mover: &PageMover,
     pages: &GpuPages<K>,
     numbers: &[usize],
     stream: u64,
-) -> DriveResult<HostPages> {
+) -> DriveResult<Option<HostPages>> {
     let some = numbers.iter().map(|number| pages.extents_of(*number));
     let some: Vec<&[PageExtent]> = some
         .filter(|pieces| pieces.iter().any(|piece| piece.bytes > 0))
         .collect();
+    if some.is_empty() {
+        return Ok(None);
+    }
     let mut host = mover.host_pages(&some, MemoryUse::Writes, stream)?;
     pages.copy(&mut host, HostCopy::Deliver(&[]), stream)?;
-    Ok(host)
+    Ok(Some(host))
+}
+
+/// Waits until the memory of pages is zero.
+fn finish_clear<K: Clone + Send + 'static>(
+    cleared: Option<HostPages>,
+    (way, pages): (&GpuWay, &GpuPages<K>),
+    limit: Duration,
+) -> DriveResult<()> {
+    let Some(cleared) = cleared else {
+        return Ok(());
+    };
+    let waited = cleared.wait(limit);
+    if let Err(error) = &waited {
+        way.keep_unfinished(error, cleared, pages, HostPages::is_done);
+    }
+    waited
 }
 
 fn clear_and_wait<K: Clone + Send + 'static>(
@@ -183,15 +195,8 @@ fn clear_and_wait<K: Clone + Send + 'static>(
     numbers: &[usize],
     limit: Duration,
 ) -> DriveResult<()> {
-    if numbers.is_empty() {
-        return Ok(());
-    }
-    let host = clear(mover, pages, numbers, mover.stream())?;
-    let waited = host.wait(limit);
-    if let Err(error) = &waited {
-        way.keep_unfinished(error, host, pages, HostPages::is_done);
-    }
-    waited
+    let cleared = clear(mover, pages, numbers, mover.stream())?;
+    finish_clear(cleared, (way, pages), limit)
 }
 
 fn load_by_cpu<K: Clone + Send + 'static>(

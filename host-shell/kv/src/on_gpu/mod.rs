@@ -9,4 +9,4 @@ mod way;
 
 pub use load::load;
 pub use store::store;
-pub use way::{GpuPages, GpuWay, OwnPages, OwnWay, PageJob, UnfinishedWork, way_of};
+pub use way::{GpuPages, GpuWay, OwnPages, OwnWay, PageJob, PagePieces, UnfinishedWork, way_of};

@@ -110,20 +110,17 @@ fn write_places(
     (places, of_page): (&[PagePlace], &[Option<usize>]),
     limit: Duration,
 ) -> DriveResult<Vec<DriveResult<()>>> {
-    let headers: Vec<_> = places.iter().map(|place| place.header.to_block()).collect();
-    let writes: Option<Vec<PageWrite<'_>>> = places
-        .iter()
-        .zip(&headers)
-        .map(|(place, header)| {
-            Some(PageWrite {
-                page: of_page[place.number]?,
-                offset: place.offset,
-                header,
-            })
+    let write = |place: &PagePlace| {
+        Some(PageWrite {
+            page: of_page[place.number]?,
+            offset: place.offset,
         })
-        .collect();
+    };
+    let writes: Option<Vec<PageWrite>> = places.iter().map(write).collect();
     let writes = writes.ok_or_else(|| Error::internal("a page was not staged"))?;
-    let pending = own.medium().write_pages_on_gpu(mover, staged, &writes)?;
+    let header_of = |page: usize| places[page].header.to_block();
+    let medium = own.medium();
+    let pending = medium.write_pages_on_gpu(mover, staged, &writes, header_of)?;
     let ends = places.iter().zip(pending.wait(limit)?);
     let end = |(place, code): (&PagePlace, i32)| match code {
         0 => Ok(()),

@@ -23,10 +23,47 @@ pub type PageJob<T> = Box<dyn FnOnce() -> Vec<Result<T>> + Send>;
 /// could go to somebody else while a GPU still writes it.
 pub type UnfinishedWork = Box<dyn Fn() -> bool + Send>;
 
+/// Pieces of memory of pages, in one list: a vector for each page would cost more than the rest of a page.
+#[derive(Clone, Debug, Default)]
+pub struct PagePieces {
+    extents: Vec<PageExtent>,
+    /// Number of the extent behind the last one of each page.
+    ends: Vec<usize>,
+}
+
+impl PagePieces {
+    /// Appends a page that consists of `pieces`.
+    pub fn push(&mut self, pieces: impl IntoIterator<Item = PageExtent>) {
+        self.extents.extend(pieces);
+        self.ends.push(self.extents.len());
+    }
+
+    /// Returns the number of pages.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// True without pages.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Returns the pieces of all pages, one after the other.
+    pub fn extents(&self) -> &[PageExtent] {
+        &self.extents
+    }
+
+    /// Returns the pieces of page `page`.
+    pub fn of_page(&self, page: usize) -> &[PageExtent] {
+        let first = page.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.extents[first..self.ends[page]]
+    }
+}
+
 /// Memory of a GPU for pages; `K` keeps it.
 #[derive(Clone)]
 pub struct GpuPages<K> {
-    pieces: Arc<Vec<Vec<PageExtent>>>,
+    pieces: Arc<PagePieces>,
     #[expect(dead_code, reason = "kept until the operation has ended")]
     keeper: K,
 }
@@ -37,43 +74,41 @@ impl<K: Clone> GpuPages<K> {
     /// # Safety
     /// The pieces are valid memory of the GPU of the pages' store for as long as a clone of `keeper` lives, and no other
     /// work uses them in a way that conflicts.
-    pub unsafe fn new(pieces: Vec<Vec<PageExtent>>, keeper: K) -> Self {
+    pub unsafe fn new(pieces: PagePieces, keeper: K) -> Self {
         let pieces = Arc::new(pieces);
         Self { pieces, keeper }
     }
 
-    /// Returns the pieces of all pages.
-    pub fn extents(&self) -> Vec<&[PageExtent]> {
-        self.pieces.iter().map(Vec::as_slice).collect()
+    /// Returns the pieces.
+    pub fn pieces(&self) -> &PagePieces {
+        &self.pieces
     }
 
     pub(super) fn extents_of(&self, page: usize) -> &[PageExtent] {
-        &self.pieces[page]
+        self.pieces.of_page(page)
     }
 
     /// Returns the bytes that each page has room for.
     pub(super) fn rooms(&self) -> Vec<usize> {
-        let sum = |sum: u64, piece: &PageExtent| sum.saturating_add(piece.bytes);
-        let pages = self.pieces.iter();
+        let pages = 0..self.pieces.len();
         pages
-            .map(|pieces| pieces.iter().fold(0, sum) as usize)
+            .map(|page| bytes_of(self.extents_of(page)) as usize)
             .collect()
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        let rooms = self.rooms().into_iter();
-        rooms.fold(0, |sum, room| sum.saturating_add(room as u64))
+        bytes_of(self.pieces.extents())
     }
 
     pub(super) fn load(
         &self,
         store: &Store,
         mover: &PageMover,
-        reads: &[PageRead<'_>],
+        (reads, header_of): (&[PageRead<'_>], impl FnMut(usize) -> u64),
         stream: u64,
     ) -> DriveResult<PendingPages> {
         // SAFETY: the keeper keeps the memory, which the reads name alone, until the operation has ended.
-        unsafe { store.load_pages_on_gpu(mover, reads, stream) }
+        unsafe { store.load_pages_on_gpu(mover, reads, header_of, stream) }
     }
 
     pub(super) fn stage(
@@ -95,6 +130,11 @@ impl<K: Clone> GpuPages<K> {
         // SAFETY: as for `load`.
         unsafe { host.enqueue(copy, stream) }
     }
+}
+
+fn bytes_of(pieces: &[PageExtent]) -> u64 {
+    let bytes = pieces.iter().map(|piece| piece.bytes);
+    bytes.fold(0, u64::saturating_add)
 }
 
 /// Mover and counts of one page store, and who keeps what has not ended in time.

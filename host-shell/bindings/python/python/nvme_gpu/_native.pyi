@@ -1,6 +1,7 @@
 """The extension module. Its classes have no options and no checks of arguments: use those of nvme_gpu."""
 
 import os
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, final
 
 __all__ = [
@@ -151,6 +152,9 @@ class GpuOperation:
     def finish(self) -> None: ...
     def check(self) -> None: ...
 
+_Pieces: TypeAlias = list[tuple[int, int]]
+_PagePart: TypeAlias = _Pieces | tuple[list[tuple[int, _Pieces]], list[int], list[int]]
+
 @final
 class PageOutcomes:
     def all(self) -> list[int | Exception]: ...
@@ -194,10 +198,10 @@ class PageStore:
     def store(self, keys: list[bytes], views: list[View]) -> tuple[Operation, PageOutcomes]: ...
     def load(self, keys: list[bytes], views: list[View]) -> tuple[Operation, PageOutcomes]: ...
     def store_on_gpu(
-        self, keys: list[bytes], views: list[View], pieces: list[list[tuple[int, int]]], stream: int
+        self, keys: list[bytes], views: list[View], pieces: Sequence[_PagePart], stream: int
     ) -> tuple[Operation, PageOutcomes]: ...
     def load_on_gpu(
-        self, keys: list[bytes], views: list[View], pieces: list[list[tuple[int, int]]], stream: int
+        self, keys: list[bytes], views: list[View], pieces: Sequence[_PagePart], stream: int
     ) -> tuple[Operation, PageOutcomes]: ...
     def way(self) -> tuple[bool, str]: ...
     def remove(self, keys: list[bytes]) -> int: ...

@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Union
 
 from . import _buffers
 from ._errors import Usage
@@ -14,6 +14,8 @@ from ._gathers import after_current, same_gpu
 from ._native import View
 
 Pieces = list[tuple[int, int]]
+BlockPart = tuple[list[tuple[int, Pieces]], list[int], list[int]]
+Part = Union[Pieces, BlockPart]
 MOST_PIECES = 1 << 16
 """Pieces of one page: more are elements apart, and should be copied first."""
 
@@ -28,7 +30,7 @@ class PageBlocks:
     Raises :class:`Usage` for tensors of the host or of several GPUs, and IndexError for a block that is not there.
     """
 
-    __slots__ = ("tensors", "axis", "blocks")
+    __slots__ = ("tensors", "axis", "_blocks", "_counts")
 
     def __init__(self, tensors: Any, blocks: Iterable[int | None | Sequence[int | None]], axis: int = 0) -> None:
         self.tensors = tuple(tensors) if isinstance(tensors, (list, tuple)) else (tensors,)
@@ -39,19 +41,24 @@ class PageBlocks:
         if any(not -one.dim() <= axis < one.dim() for one in self.tensors):
             raise Usage(f"axis is {axis}", "use the dimension of the blocks of all tensors")
         self.axis = axis
-        self.blocks = [
+        # The blocks of all pages, and how many each page has.
+        self._blocks: list[int | None] = []
+        self._counts: list[int] = []
+        for one in blocks:
             # Arrays of numpy and torch have __index__, whatever their shape.
-            (one,) if one is None or (hasattr(one, "__index__") and not getattr(one, "ndim", 0)) else tuple(one)  # type: ignore[arg-type]
-            for one in blocks
-        ]
+            if one is None or isinstance(one, int) or (hasattr(one, "__index__") and not getattr(one, "ndim", 0)):
+                one = (one,)  # type: ignore[assignment]
+            before = len(self._blocks)
+            self._blocks += [block if block is None else operator.index(block) for block in one]  # type: ignore[union-attr]
+            self._counts.append(len(self._blocks) - before)
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        return len(self._counts)
 
-    def of_pages(self, writable: bool) -> tuple[list[View], list[Pieces]]:
-        """Views that keep the memory, and the pieces of each page."""
+    def of_pages(self, writable: bool) -> tuple[list[View], list[Part]]:
+        """Views that keep the memory, and the pieces of the pages."""
         views: list[View] = []
-        of_block: list[tuple[int, int, Pieces]] = []
+        of_block: list[tuple[int, Pieces]] = []
         counts: set[int] = set()
         for tensor in self.tensors:
             counts.add(tensor.shape[self.axis])
@@ -59,29 +66,33 @@ class PageBlocks:
             first = tensor.select(self.axis, 0) if tensor.shape[self.axis] else tensor
             view, pieces = _of_strided(first) if tensor.numel() else (_view_of(first), [])
             views.append(view)
-            of_block.append((step, sum(run for _, run in pieces), pieces))
+            of_block.append((step, pieces))
         least = min(counts)
-        spare = [*self._spare(sum(nbytes for _, nbytes, _ in of_block), writable, views)]
-        found: list[Pieces] = []
-        for blocks in self.blocks:
+        given = [block for block in self._blocks if block is not None]
+        if given and not 0 <= min(given) <= max(given) < least:
+            wrong = next(block for block in given if not 0 <= block < least)
+            raise IndexError(f"block {wrong} of {least}")
+        if max(self._counts, default=0) * sum(len(pieces) for _, pieces in of_block) > MOST_PIECES:
+            raise Usage(f"a page lies in more than {MOST_PIECES} pieces", "use blocks with fewer gaps")
+        if len(given) == len(self._blocks):
+            return views, [(of_block, given, self._counts)]
+        spare = [*self._spare(sum(nbytes for _, pieces in of_block for _, nbytes in pieces), writable, views)]
+        found: list[Part] = []
+        blocks = iter(self._blocks)
+        for count in self._counts:
             page: Pieces = []
-            for block in blocks:
+            for block in itertools.islice(blocks, count):
                 if block is None:
                     page += spare.pop()
                     continue
-                number = operator.index(block)
-                if not 0 <= number < least:
-                    raise IndexError(f"block {number} of {least}")
-                for step, _, pieces in of_block:
-                    page += [(address + number * step, run) for address, run in pieces]
-            if len(page) > MOST_PIECES:
-                raise Usage(f"a page lies in more than {MOST_PIECES} pieces", "use blocks with fewer gaps")
+                for step, pieces in of_block:
+                    page += [(address + block * step, run) for address, run in pieces]
             found.append(page)
         return views, found
 
     def _spare(self, nbytes: int, writable: bool, views: list[View]) -> Iterable[Pieces]:
         """Memory for the blocks that a load leaves out, apart from each other."""
-        missing = sum(block is None for blocks in self.blocks for block in blocks)
+        missing = self._blocks.count(None)
         if not missing or not nbytes:
             return [[] for _ in range(missing)]
         if not writable:
@@ -110,10 +121,10 @@ def is_of_gpu(page: Any) -> bool:
     return _buffers.is_of_gpu(page, "a page")
 
 
-def of_pages(pages: Sequence[Any], store: Any, stream: int, writable: bool) -> tuple[list[View], list[Pieces]]:
-    """Views that keep the memory of ``pages``, and the pieces of each, for the GPU of ``store``, a native one."""
+def of_pages(pages: Sequence[Any], store: Any, stream: int, writable: bool) -> tuple[list[View], list[Part]]:
+    """Views that keep the memory of ``pages``, and their pieces, for the GPU of ``store``, a native one."""
     views: list[View] = []
-    found: list[Pieces] = []
+    found: list[Part] = []
     ordered = False
     for page in pages:
         blocks = isinstance(page, PageBlocks)

@@ -193,23 +193,23 @@ class PageStore(Held):
 
     def keys(self, block_hashes: Iterable[bytes], part: int = 0) -> list[bytes]:
         """The keys of part ``part``, as the number of a layer, of the blocks that the engine knows by ``block_hashes``."""
-        return self._native.keys([_bytes(one) for one in block_hashes], whole("part", part, 0, 0xFFFF_FFFF))
+        return self._native.keys(_all_bytes(block_hashes), whole("part", part, 0, 0xFFFF_FFFF))
 
     def contains(self, keys: Iterable[bytes]) -> list[bool]:
         """For each key whether its page is found. Loading it may still show that it is lost."""
-        return self._native.contains([_bytes(key) for key in keys])
+        return self._native.contains(_all_bytes(keys))
 
     def lengths(self, keys: Iterable[bytes]) -> list[int | None]:
         """For each key the length of its page in bytes; None where it is not found."""
-        return self._native.lengths([_bytes(key) for key in keys])
+        return self._native.lengths(_all_bytes(keys))
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Counts the pages that are there as used: the last of ``keys`` makes room before the first."""
-        self._native.touch([_bytes(key) for key in keys])
+        self._native.touch(_all_bytes(keys))
 
     def pin_prefix(self, keys: Iterable[bytes]) -> PagePins:
         """Pins the pages of the first keys, up to the first key without a page: none of them makes room for others."""
-        return PagePins(self._native.pin_prefix([_bytes(key) for key in keys]))
+        return PagePins(self._native.pin_prefix(_all_bytes(keys)))
 
     def store_async(self, keys: Sequence[bytes], pages: Sequence[Any] | PageBlocks, *, stream: Any = None) -> PendingPages:
         """Starts to store ``pages``; the result has an entry for each: ``"stored"``, found from now on, also after a power
@@ -256,7 +256,7 @@ class PageStore(Held):
 
     def remove(self, keys: Iterable[bytes]) -> int:
         """Removes pages, durably, and returns how many there were."""
-        return self._native.remove([_bytes(key) for key in keys])
+        return self._native.remove(_all_bytes(keys))
 
     def clear(self) -> None:
         """Removes all pages, durably."""
@@ -282,7 +282,7 @@ class PageStore(Held):
 
     def _pieces(
         self, keys: Sequence[bytes], pages: Sequence[Any], writable: bool, stream: Any
-    ) -> tuple[list[bytes], list[_native.View], list[list[tuple[int, int]]], int]:
+    ) -> tuple[list[bytes], list[_native.View], list[_page_pieces.Part], int]:
         count = sum(len(page) if isinstance(page, PageBlocks) else 1 for page in pages)
         if len(keys) != count:
             raise Usage(f"{len(keys)} keys do not match {count} pages", "pass one page for each key")
@@ -290,7 +290,7 @@ class PageStore(Held):
             raise Usage("a page lies in memory of a GPU, and the area is shared", "use memory of the host here")
         native, number = self._store._native, _buffers.stream_of(stream)
         views, pieces = _page_pieces.of_pages(pages, native, number, writable)
-        return [_bytes(key) for key in keys], views, pieces, number
+        return _all_bytes(keys), views, pieces, number
 
     def _pairs(
         self, keys: Sequence[bytes], pages: Sequence[Any], writable: bool
@@ -298,7 +298,7 @@ class PageStore(Held):
         if len(keys) != len(pages):
             raise Usage(f"{len(keys)} keys do not match {len(pages)} pages", "pass one page for each key")
         views = [_buffers.view(page, "a page", writable=writable) for page in pages]
-        return [_bytes(key) for key in keys], views
+        return _all_bytes(keys), views
 
 
 def _checked(
@@ -328,6 +328,11 @@ def _checked(
 
 def _on_gpu(pages: Sequence[Any]) -> bool:
     return any(_page_pieces.is_of_gpu(page) for page in pages)
+
+
+def _all_bytes(values: Iterable[Any]) -> list[bytes]:
+    values = list(values)
+    return values if {bytes}.issuperset(map(type, values)) else [_bytes(value) for value in values]
 
 
 def _bytes(value: Any) -> bytes:

@@ -29,6 +29,8 @@ const NAP: Duration = Duration::from_micros(100);
 pub struct LaunchSequence<'g> {
     gpu: &'g Arc<Gpu>,
     stream: u64,
+    /// Another stream with launches of the operation, which `stream` waits for.
+    other: Option<u64>,
     pending: PendingRows,
     /// True if there are kernels that report no end: to wait for them, the stream has to be queried.
     has_kernels: bool,
@@ -76,6 +78,7 @@ impl<'g> LaunchSequence<'g> {
         let mut sequence = Self {
             gpu,
             stream,
+            other: None,
             pending: PendingRows::nothing(),
             has_kernels: false,
             is_silent: false,
@@ -92,8 +95,13 @@ impl<'g> LaunchSequence<'g> {
         }
     }
 
-    /// Adds `next`, which was launched in the stream: its row 0 is row `first_row` of the
-    /// operation.
+    /// Launches from now on in `stream`, too, a `CUstream` that is not being captured. The last launch of the operation
+    /// waits for those there.
+    pub fn uses(&mut self, stream: u64) {
+        self.other = Some(stream);
+    }
+
+    /// Adds `next`, which was launched in a stream of the operation: its row 0 is row `first_row` of the operation.
     pub fn add(&mut self, next: PendingRows, first_row: u64) {
         // Work that was enqueued later ends later, so the last launch decides.
         self.is_silent &= next.parts.is_empty();
@@ -182,10 +190,13 @@ impl<'g> LaunchSequence<'g> {
         };
         let _guest = self.gpu.enter().map_err(lost)?;
         let is_captured = self.pending.is_captured() || is_capturing(self.stream).unwrap_or(false);
-        // SAFETY: the driver checks the handle. A stream that is being captured must not be queried, because that would
-        // end the capture and lose the caller's whole graph.
-        let answer = unsafe { sys::cuStreamQuery(handle(self.stream)) };
-        Ok(is_captured || is_end(answer))
+        let is_done = |stream: u64| {
+            // SAFETY: the driver checks the handle.
+            is_end(unsafe { sys::cuStreamQuery(handle(stream)) })
+        };
+        // A stream that is being captured must not be queried, because that would end the capture and lose the caller's
+        // whole graph.
+        Ok((is_captured || is_done(self.stream)) && self.other.is_none_or(is_done))
     }
 }
 
