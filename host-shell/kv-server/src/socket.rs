@@ -83,14 +83,19 @@ impl MessageSocket {
     /// Takes a connected socket.
     ///
     /// # Errors
-    /// [`SocketFault::Garbage`] if the other process is another user's.
+    /// [`SocketFault::Garbage`] if the other process is another user's; [`SocketFault::Closed`] if it has ended: a child of
+    /// it may keep the socket on which it listened.
     pub fn of(socket: OwnedFd) -> Result<Self, SocketFault> {
         let peer = sockopt::socket_peercred(&socket).map_err(SocketFault::Failed)?;
         if peer.uid != rustix::process::geteuid() {
             return Err(SocketFault::Garbage("a connection of another user"));
         }
-        // Without it, the end of a process whose children keep the socket shows by a deadline.
-        let peer = rustix::process::pidfd_open(peer.pid, PidfdFlags::empty()).ok();
+        let peer = match rustix::process::pidfd_open(peer.pid, PidfdFlags::empty()) {
+            Ok(peer) => Some(peer),
+            Err(Errno::SRCH) => return Err(SocketFault::Closed),
+            // Without it, the end of a process whose children keep the socket shows by a deadline.
+            Err(_) => None,
+        };
         Ok(Self { socket, peer })
     }
 

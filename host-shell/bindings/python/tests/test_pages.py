@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -333,6 +335,11 @@ RANK = """
         elif word == "pin":
             pins.append(kv.pin_prefix(keys))
             print(len(pins[-1]), flush=True)
+        elif word == "keep":
+            if os.fork() == 0:
+                import time
+                time.sleep(600)
+            print("kept", flush=True)
         elif word == "fork":
             parent = os.getpid()
             if os.fork() == 0:
@@ -410,6 +417,23 @@ def test_an_owner_whose_children_live_on_is_replaced(ranks):
     assert ranks[0].ask("fork") == ["forked", "0"] and ranks[1].ask("put 1") == ["stored"]
     ranks[0].kill()
     assert ranks[1].ask("get 1") == [str(PAGE - 1)] and ranks[2].ask("put 1") == ["present"]
+
+
+def test_the_socket_of_an_owner_that_has_ended_is_not_waited_for(ranks, tmp_path):
+    """A child keeps the socket on which its parent listened: connections to it succeed, and nobody answers."""
+    assert ranks[0].ask("keep") == ["kept"] and ranks[1].ask("put 1") == ["stored"]
+    [path] = (tmp_path / "sockets").glob("*.lock")
+    ranks[0].kill()
+    with open(path, "r+") as file:
+        # So that the next one looks for an owner before it may be one itself.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(ranks[1].ask("get 1")))
+        asking.start()
+        asking.join(0.5)
+        assert not answers
+    asking.join()
+    assert answers == [[str(PAGE - 1)]]
 
 
 def test_a_child_of_an_owner_replaces_it(image, tmp_path):
