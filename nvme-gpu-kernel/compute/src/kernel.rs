@@ -47,6 +47,9 @@ pub const MOE_PRODUCT_WIDE: &str = "nvme_moe_product_wide";
 /// [are quantised](crate::GemvParameters::is_quantised), and blocks as [`GEMV_QUANTISED`]. Of
 /// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
 pub const MOE_PRODUCT_QUANTISED: &str = "nvme_moe_product_quantised";
+/// Takes what [`MOE_PRODUCT_QUANTISED`] does, with as many blocks as [`experts::ProductParameters::batched_blocks`] says. Of
+/// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+pub const MOE_PRODUCT_BATCHED: &str = "nvme_moe_product_batched";
 /// Takes an [`experts::ActivateParameters`](crate::experts::ActivateParameters). Of
 /// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
 pub const MOE_ACTIVATE: &str = "nvme_moe_activate";
@@ -100,7 +103,7 @@ pub const ALL: [&str; 11] = [
 ];
 
 /// All kernels of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
-pub const EXPERTS: [&str; 10] = [
+pub const EXPERTS: [&str; 11] = [
     MOE_ROUTE,
     MOE_ADMIT,
     MOE_ADMIT_PUBLISHED,
@@ -109,6 +112,7 @@ pub const EXPERTS: [&str; 10] = [
     MOE_PRODUCT,
     MOE_PRODUCT_WIDE,
     MOE_PRODUCT_QUANTISED,
+    MOE_PRODUCT_BATCHED,
     MOE_ACTIVATE,
     MOE_JOIN,
 ];

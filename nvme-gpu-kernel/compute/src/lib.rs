@@ -192,8 +192,8 @@ pub mod entries {
     };
     pub use crate::experts::{
         nvme_moe_activate, nvme_moe_admit, nvme_moe_admit_published, nvme_moe_arrange,
-        nvme_moe_join, nvme_moe_product, nvme_moe_product_quantised, nvme_moe_product_wide,
-        nvme_moe_route, nvme_moe_settle,
+        nvme_moe_join, nvme_moe_product, nvme_moe_product_batched, nvme_moe_product_quantised,
+        nvme_moe_product_wide, nvme_moe_route, nvme_moe_settle,
     };
     pub use crate::gathered::nvme_gemv_gathered;
     pub use crate::gemm::kernel::{nvme_gemm, nvme_gemm_clear, nvme_gemm_streamed};

@@ -12,7 +12,7 @@ use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
 /// The symbols.
-pub const NAMES: [&CStr; 74] = [
+pub const NAMES: [&CStr; 75] = [
     c"nvme_gemv",
     c"nvme_gemv_wide",
     c"nvme_gemv_quantised",
@@ -42,6 +42,7 @@ pub const NAMES: [&CStr; 74] = [
     c"nvme_moe_product",
     c"nvme_moe_product_wide",
     c"nvme_moe_product_quantised",
+    c"nvme_moe_product_batched",
     c"nvme_moe_activate",
     c"nvme_moe_join",
     c"nvme_page_summaries",
@@ -191,6 +192,7 @@ launches! {
         kernel::MOE_ADMIT_PUBLISHED => entries::nvme_moe_admit_published;
         kernel::MOE_PRODUCT_WIDE => entries::nvme_moe_product_wide;
         kernel::MOE_PRODUCT_QUANTISED => entries::nvme_moe_product_quantised;
+        kernel::MOE_PRODUCT_BATCHED => entries::nvme_moe_product_batched;
         kernel::GEMV_STREAMED => entries::nvme_gemv_streamed;
         kernel::GEMV_GATHERED => entries::nvme_gemv_gathered;
         kernel::GEMM => entries::nvme_gemm;

@@ -25,6 +25,7 @@ const BEFORE: f32 = -77.25;
 const TOLERANCE: f32 = 1e-4;
 /// Tokens of a step at most.
 const TOKENS: u32 = 5;
+const LAYERS: u32 = 3;
 
 const SMALL: ExpertShape = ExpertShape {
     width: 96,
@@ -46,6 +47,15 @@ pub fn all(report: &mut Report, bench: &Bench) {
         report.test(&name, |_| policies(bench, policy));
     }
     report.test("experts/whole-layers", |_| whole_layers(bench));
+    for stored in [
+        StoredFormat::Q8_0,
+        StoredFormat::Q4_0,
+        StoredFormat::Q4_1,
+        StoredFormat::Mxfp4,
+    ] {
+        let name = format!("experts/batches/{stored:?}").to_lowercase();
+        report.test(&name, |_| batches(bench, stored));
+    }
     report.test("experts/balance", |_| balances(bench));
     report.test("experts/usage", |_| usage(bench));
     report.test("experts/graph", |_| graph(bench));
@@ -89,20 +99,24 @@ struct Job {
     adds: bool,
 }
 
-/// Returns layers, each with other formats and an odd offset.
-fn layers(count: u32) -> Vec<[ExpertMatrices; 3]> {
-    let stored = [
-        [StoredFormat::Bf16, StoredFormat::Q8_0, StoredFormat::F32],
-        [StoredFormat::Q4_0, StoredFormat::F16, StoredFormat::Q4_1],
-        [StoredFormat::F32, StoredFormat::F32, StoredFormat::Bf16],
-    ];
+/// Formats of the matrices of each layer.
+type LayerFormats = [[StoredFormat; 3]; LAYERS as usize];
+
+const MIXED: LayerFormats = [
+    [StoredFormat::Bf16, StoredFormat::Q8_0, StoredFormat::F32],
+    [StoredFormat::Q4_0, StoredFormat::F16, StoredFormat::Q4_1],
+    [StoredFormat::F32, StoredFormat::F32, StoredFormat::Bf16],
+];
+
+/// Returns layers, each at an odd offset.
+fn layers(formats: &LayerFormats) -> Vec<[ExpertMatrices; 3]> {
     let layer = |layer: u32| {
         [0, 1, 2].map(|matrix| ExpertMatrices {
             offset: u64::from(layer * 3 + matrix) * (1 << 20) + u64::from(2 * layer + matrix * 34),
-            stored: stored[layer as usize % 3][matrix as usize],
+            stored: formats[layer as usize][matrix as usize],
         })
     };
-    (0..count).map(layer).collect()
+    (0..LAYERS).map(layer).collect()
 }
 
 impl Drive {
@@ -111,25 +125,41 @@ impl Drive {
         bench: &Bench,
         (block, fault, timeout): (u32, &str, Duration),
         shape: ExpertShape,
-        (slots, policy, pinned): (u32, ReplacementPolicy, &[(u32, u32)]),
+        cache: (u32, ReplacementPolicy, &[(u32, u32)]),
     ) -> Outcome<Self> {
-        let count = 3;
+        Self::of_formats(
+            bench,
+            (block, fault, timeout),
+            shape,
+            cache,
+            (&MIXED, TOKENS),
+        )
+    }
+
+    /// `tokens` of a step at most.
+    fn of_formats(
+        bench: &Bench,
+        (block, fault, timeout): (u32, &str, Duration),
+        shape: ExpertShape,
+        (slots, policy, pinned): (u32, ReplacementPolicy, &[(u32, u32)]),
+        (formats, tokens): (&LayerFormats, u32),
+    ) -> Outcome<Self> {
         let options = few_stations(bench, timeout);
         let open = |fault| -> nvme_host::Result<ExpertLayers> {
             let store = Arc::new(Store::open(&simulated(16, block, fault), &options)?);
-            let experts = ExpertLayers::new(&store, shape, layers(count))?;
-            fill(&store, shape, count)?;
+            let experts = ExpertLayers::new(&store, shape, layers(formats))?;
+            fill(&store, shape, formats)?;
             Ok(experts)
         };
         let (experts, sound) = (open(fault).map_err(text)?, open("").map_err(text)?);
-        let largest = (0..count).map(|layer| experts.bytes(layer)).max();
+        let largest = (0..LAYERS).map(|layer| experts.bytes(layer)).max();
         // Room around each matrix, rounded up.
         let slot = largest.unwrap_or(0) + 3 * 32;
         let options = CacheOptions {
             bytes: slot * u64::from(slots + pinned.len() as u32),
             policy,
             pinned: pinned.to_vec(),
-            tokens: TOKENS,
+            tokens,
             limit: limit(),
         };
         let floats = |count: u32| DeviceMemory::new(&bench.gpu, count as usize * 4).map_err(text);
@@ -138,10 +168,10 @@ impl Drive {
             experts,
             sound,
             stream: Stream::new(&bench.gpu).map_err(text)?,
-            logits: floats(TOKENS * shape.experts)?,
-            x: floats(TOKENS * shape.width)?,
-            y: floats((TOKENS + 1) * shape.width)?,
-            probabilities: floats(TOKENS * shape.experts)?,
+            logits: floats(tokens * shape.experts)?,
+            x: floats(tokens * shape.width)?,
+            y: floats((tokens + 1) * shape.width)?,
+            probabilities: floats(tokens * shape.experts)?,
         })
     }
 
@@ -171,7 +201,13 @@ impl Drive {
     }
 
     fn start_on(&self, job: &Job, stream: u64) -> nvme_host::Result<PendingRows> {
-        let step = ExpertStep {
+        let step = self.step_of(job);
+        // SAFETY: the memory belongs to the drive, which waits for each step.
+        unsafe { self.cache.step(&step, stream) }
+    }
+
+    fn step_of(&self, job: &Job) -> ExpertStep {
+        ExpertStep {
             layer: job.layer,
             tokens: job.tokens,
             logits: self.logits.address(),
@@ -181,9 +217,7 @@ impl Drive {
             adds: job.adds,
             biases: [0; 3],
             probabilities: self.probabilities.address(),
-        };
-        // SAFETY: the memory belongs to the drive, which waits for each step.
-        unsafe { self.cache.step(&step, stream) }
+        }
     }
 
     /// Runs a step and checks its results; returns the failures of its reads.
@@ -240,8 +274,8 @@ impl Drive {
     }
 }
 
-fn fill(store: &Store, shape: ExpertShape, count: u32) -> nvme_host::Result<()> {
-    for (layer, placed) in layers(count).into_iter().enumerate() {
+fn fill(store: &Store, shape: ExpertShape, formats: &LayerFormats) -> nvme_host::Result<()> {
+    for (layer, placed) in layers(formats).into_iter().enumerate() {
         for (matrix, ExpertMatrices { offset, stored }) in placed.into_iter().enumerate() {
             let (rows, columns) = match matrix {
                 2 => (shape.width, shape.hidden),
@@ -316,6 +350,53 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
         let mut throw = dice(u64::from(shape.experts));
         for tokens in [0, 1, 2, TOKENS, 1] {
             let job = drive.job(&mut throw, tokens);
+            let failures = drive.run(&job).map_err(|why| format!("{shape:?}: {why}"))?;
+            if failures.rows != 0 {
+                return Err(format!("{shape:?}: {failures:?}"));
+            }
+            steps += 1;
+        }
+    }
+    Ok(format!("{steps} steps"))
+}
+
+/// Many tokens, whose experts' weights are loaded once for several of them: numbers of tokens and rows that fill no batch
+/// and no block, chunks and pairs of units that are not whole, experts that no token or every token chooses.
+fn batches(bench: &Bench, stored: StoredFormat) -> Outcome<String> {
+    const MOST: u32 = 29;
+    let mut steps = 0;
+    // MXFP4 takes pairs of units alone.
+    let odd = match stored {
+        StoredFormat::Mxfp4 => 0,
+        _ => 32,
+    };
+    for (width, hidden, experts, choices) in [
+        (1088, 192, 3, 2),
+        (64, 576, 5, 1),
+        (64, 64, 2, 2),
+        (512, 384, 4, 3),
+    ] {
+        let shape = ExpertShape {
+            width: width + odd,
+            hidden: hidden + odd,
+            experts,
+            choices,
+            ..SMALL
+        };
+        let drive = Drive::of_formats(
+            bench,
+            (4096, "", limit()),
+            shape,
+            (experts, ReplacementPolicy::Lru, &[]),
+            (&[[stored; 3]; LAYERS as usize], MOST),
+        )?;
+        let mut throw = dice(u64::from(width));
+        let least = (4 * experts).div_ceil(choices);
+        for (tokens, favoured) in [(least, 0), (MOST, 0), (MOST - 2, 1)] {
+            let mut job = drive.job(&mut throw, tokens);
+            for logits in job.logits.chunks_mut(experts as usize) {
+                logits[experts as usize - 1] += favoured as f32 * 100.0;
+            }
             let failures = drive.run(&job).map_err(|why| format!("{shape:?}: {why}"))?;
             if failures.rows != 0 {
                 return Err(format!("{shape:?}: {failures:?}"));

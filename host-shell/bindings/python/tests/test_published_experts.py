@@ -410,6 +410,29 @@ def test_a_number_that_is_no_expert_is_nan_and_others_are_right(place):
         assert np.isnan(found[1:]).all()
 
 
+def test_many_tokens_share_the_loads_of_their_experts(place):
+    """Of tokens with numbers that are no expert, those before and behind them are right."""
+    tensors, numbers, biases, words = gpt_oss(0)
+    store, files = place.files(safetensors(tensors))
+    tokens = 4 * EXPERTS + 3
+    with store:
+        experts = compute.Experts(files, choices=CHOICES, **words, **cache(place, tokens=tokens))
+        x = rng(1).standard_normal((tokens, WIDTH)).astype(F32) / 8
+        order = np.stack([rng(2, at).permutation(EXPERTS)[:CHOICES] for at in range(tokens)]).astype(np.int32)
+        weights = rng(3).random((tokens, CHOICES)).astype(F32)
+        want = computed(x, order, weights, numbers, biases, words)
+        size = np.abs(want).max()
+        found = experts.compute(0, None, place(x), chosen=(place(order), place(weights)), check="now").cpu()
+        close(found, want, size * 10)
+        if place.gpu:
+            order[::5] = EXPERTS
+            order[3::7, 1] = -1
+            is_lost = ((order < 0) | (order >= EXPERTS)).any(-1)
+            found = experts.compute(0, None, place(x), chosen=(place(order), place(weights)), check="now").cpu().numpy()
+            assert np.isnan(found[is_lost]).all()
+            close(found[~is_lost], want[~is_lost], size * 10)
+
+
 def test_a_scale_that_is_nan_is_a_result_that_is_nan(place):
     """GGUF's blocks of MXFP4 have no such scale."""
     tensors, numbers, _, words = deepseek_v4(0)

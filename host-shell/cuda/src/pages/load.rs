@@ -3,7 +3,7 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::memory::{PageMemory, WordPlaces};
+use super::memory::{OWN_STREAMS, PageMemory, WordPlaces};
 use super::{
     HEADER, PageExtent, PageHold, PageMover, UnderWay, chunk_bytes, put_pieces, staged_bytes,
 };
@@ -20,8 +20,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Parts of the staging memory: one is read into while the pages of the other one are copied.
-const PARTS: usize = 2;
+/// Parts of the staging memory: one is read into while the pages of the other one are copied. Each has a stream, so that
+/// the drive has reads of the next launch while the last ones of a launch end.
+const PARTS: usize = OWN_STREAMS;
 /// Warps of a block of the kernel that checks.
 const CHECKED_OF_BLOCK: u64 = 8;
 
@@ -226,14 +227,17 @@ impl PageMover {
         stream: u64,
     ) -> Result<PendingRows> {
         let (memory, kernels) = (&hold.memory, &hold.kernels);
-        let reader = memory.stream()?;
+        let readers = memory.streams()?;
         let shift = rows.listed_piece_bytes().trailing_zeros();
         let mut free: [Option<StreamEvent>; PARTS] = [const { None }; PARTS];
         LaunchSequence::run(&self.gpu, stream, |sequence| {
-            sequence.uses(reader);
+            for reader in readers {
+                sequence.uses(reader);
+            }
             let mut before = 0;
             for (number, chunk) in places.chunks.iter().enumerate() {
                 let part = number % PARTS;
+                let reader = readers[part];
                 let list = put_words(
                     memory,
                     (places, chunk, part),

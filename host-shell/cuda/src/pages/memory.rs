@@ -15,6 +15,8 @@ use std::sync::{Arc, Mutex};
 
 /// Allocations are multiples of it, so that an operation finds that of an earlier one of about its size.
 const UNIT: usize = 1 << 20;
+/// Streams of an operation beside the caller's.
+pub(super) const OWN_STREAMS: usize = 2;
 /// Allocations that are kept for later operations.
 const MOST_FREE: usize = 8;
 
@@ -28,9 +30,9 @@ struct PageAllocation {
     device: DeviceMemory,
     pages: Arc<DmaPages>,
     host: RegisteredMemory,
-    /// For launches that do not wait for the caller's stream. Were it one stream for all operations, one could wait in it
-    /// for what another caller's stream does first.
-    own: Stream,
+    /// For launches that do not wait for the caller's stream. Were they those of all operations, one operation could wait
+    /// in them for what another caller's stream does first.
+    own: [Stream; OWN_STREAMS],
 }
 
 /// Memory of one operation, for as long as a kernel may use it.
@@ -98,7 +100,7 @@ impl StagingPool {
                     device,
                     pages,
                     host,
-                    own: Stream::new(gpu)?,
+                    own: [Stream::new(gpu)?, Stream::new(gpu)?],
                 }
             }
         };
@@ -115,12 +117,12 @@ impl PageMemory {
         parts.ok_or_else(|| Error::internal("memory of pages was given back"))
     }
 
-    /// Returns the operation's own stream, a `CUstream`.
+    /// Returns the operation's own streams, `CUstream`s.
     ///
     /// # Errors
     /// [`Error::Device`] once the memory is given back.
-    pub fn stream(&self) -> Result<u64> {
-        Ok(self.parts()?.own.handle())
+    pub fn streams(&self) -> Result<[u64; OWN_STREAMS]> {
+        Ok(self.parts()?.own.each_ref().map(Stream::handle))
     }
 
     /// Returns the GPU's address of byte `at` of its memory.

@@ -220,7 +220,7 @@ impl StagingBatch {
             return Ok(written);
         }
         let memory = &self.hold.memory;
-        let (stream, copies) = (mover.stream.handle(), memory.stream()?);
+        let (stream, [copies, _]) = (mover.stream.handle(), memory.streams()?);
         let enqueued = LaunchSequence::run(&mover.gpu, stream, |sequence| {
             sequence.uses(copies);
             let (mut first, mut at) = (0, self.words.writes);

@@ -383,7 +383,7 @@ unsafe fn part_of_pair(product: &ProductParameters, height: u32) -> Option<(Gemv
 /// # Safety
 /// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-unsafe fn gemv_of(
+pub unsafe fn gemv_of(
     product: &ProductParameters,
     stored: StoredFormat,
     pair: u32,
@@ -423,7 +423,7 @@ unsafe fn gemv_of(
 /// # Safety
 /// All memory that [`ProductParameters`] names is allocated and stays so while the kernel runs.
 #[inline(always)]
-unsafe fn no_numbers(
+pub unsafe fn no_numbers(
     product: &ProductParameters,
     pair: u32,
     rows: core::ops::Range<u64>,

@@ -10,6 +10,8 @@
 mod activation;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "experts"))]
 mod arrange;
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "experts"))]
+mod batched;
 pub mod cache;
 #[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "experts"))]
 mod kernels;
@@ -20,6 +22,8 @@ pub mod reference;
 pub use activation::ExpertActivation;
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 pub use arrange::{nvme_moe_admit_published, nvme_moe_arrange};
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+pub use batched::nvme_moe_product_batched;
 #[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
 pub use kernels::{
     nvme_moe_activate, nvme_moe_admit, nvme_moe_join, nvme_moe_product, nvme_moe_product_quantised,
@@ -228,6 +232,24 @@ pub struct ProductParameters {
     pub shared: u32,
     /// Reserved, 0.
     pub reserved: u32,
+}
+
+impl ProductParameters {
+    /// Rows that a block of `nvme_moe_product_batched` computes.
+    pub const BATCHED_ROWS: u32 = 128;
+
+    /// Returns the blocks of a launch of `nvme_moe_product_batched`.
+    pub fn batched_blocks(&self) -> u64 {
+        let parts = self.rows.div_ceil(Self::BATCHED_ROWS);
+        u64::from(self.admit.experts) * u64::from(parts)
+    }
+
+    /// True if `nvme_moe_product_batched` computes it faster than `nvme_moe_product_quantised`, where both can: each expert
+    /// has several pairs.
+    pub fn is_batched(&self) -> bool {
+        const PAIRS_OF_EXPERT: u32 = 4;
+        self.admit.pairs / PAIRS_OF_EXPERT >= self.admit.experts
+    }
 }
 
 /// Parameters of the [`ExpertActivation`] of each pair's gate and up, into gate.

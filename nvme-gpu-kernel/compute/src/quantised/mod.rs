@@ -8,6 +8,7 @@
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+pub mod batched;
 mod units;
 
 use crate::GemvParameters;
@@ -328,34 +329,13 @@ impl<'g, U: UnitFormat> QuantisedBlock<'g, U> {
     /// Converts unit `unit` to digits, if it is one of `units`: each of eight lanes has four `numbers` of it.
     #[inline(always)]
     fn fill_unit(&self, unit: u32, units: u32, numbers: [f32; 4]) {
-        let part = arch::lane() % 8;
-        let [a, b, c, d] = numbers.map(|number| number.to_bits() & 0x7FFF_FFFF);
-        let largest = of_eight(a.max(b).max(c.max(d)), u32::max);
-        let powers = UnitPowers::of(largest, U::LESS);
-        let digits = transposed(numbers.map(|number| powers.digits(number)));
-        let sum = if U::HAS_LEAST {
-            let [a, b, c, d] = numbers;
-            let add = |a: u32, b: u32| (f32::from_bits(a) + f32::from_bits(b)).to_bits();
-            f32::from_bits(of_eight((a + b + (c + d)).to_bits(), add))
-        } else {
-            0.0
-        };
-        if unit >= units {
-            return;
-        }
-        // For each digit, lane `quarter` of four multiplies numbers 4 * quarter to 4 * quarter + 3, and the
-        // four that are 16 further on; the digits are stored in that order.
-        let place = part % 4 * 8 + part / 4 * 4;
-        let to = self.own(OF_DIGITS + unit * UNIT_DIGITS + place);
-        un!(N in [0, 1, 2, 3] { to.at(N as u32 * UNIT).store_word(digits[N]); });
-        if part < 2 {
-            // One power for the lower two digits, one for the upper two.
-            let power = powers.down * if part == 0 { 1.0 } else { 65536.0 };
-            self.own(OF_POWERS + unit * 8 + part * 4).store(power);
-            if U::HAS_LEAST {
-                self.own(OF_SUMS + unit * 4).store(sum);
-            }
-        }
+        let [digits, powers, sums] = [
+            OF_DIGITS + unit * UNIT_DIGITS,
+            OF_POWERS + unit * 8,
+            OF_SUMS + unit * 4,
+        ];
+        let to = [digits, powers, sums].map(|at| self.own(at));
+        store_unit::<U>(numbers, to, unit < units);
     }
 
     /// Returns the lane's sums of rows `lane / 4` and `lane / 4 + 8` of the turn's tile and chunk. Of four
@@ -422,6 +402,43 @@ impl<'g, U: UnitFormat> QuantisedBlock<'g, U> {
         let to = self.token * u64::from(gemv.stride) + u64::from(row);
         let before = if gemv.adds == 0 { 0.0 } else { y.load(to) };
         y.store(to, before + sum);
+    }
+}
+
+/// Converts a unit to digits, and stores them with their powers and their sum at `to`, if `there` is true: each of eight
+/// lanes has four `numbers` of the unit. Every lane of the warp calls it.
+#[inline(always)]
+fn store_unit<U: UnitFormat>(
+    numbers: [f32; 4],
+    [to, powers_to, sum_to]: [BlockShared; 3],
+    there: bool,
+) {
+    let part = arch::lane() % 8;
+    let [a, b, c, d] = numbers.map(|number| number.to_bits() & 0x7FFF_FFFF);
+    let largest = of_eight(a.max(b).max(c.max(d)), u32::max);
+    let powers = UnitPowers::of(largest, U::LESS);
+    let digits = transposed(numbers.map(|number| powers.digits(number)));
+    let sum = if U::HAS_LEAST {
+        let [a, b, c, d] = numbers;
+        let add = |a: u32, b: u32| (f32::from_bits(a) + f32::from_bits(b)).to_bits();
+        f32::from_bits(of_eight((a + b + (c + d)).to_bits(), add))
+    } else {
+        0.0
+    };
+    if !there {
+        return;
+    }
+    // For each digit, lane `quarter` of four multiplies numbers 4 * quarter to 4 * quarter + 3, and the
+    // four that are 16 further on; the digits are stored in that order.
+    let to = to.at(part % 4 * 8 + part / 4 * 4);
+    un!(N in [0, 1, 2, 3] { to.at(N as u32 * UNIT).store_word(digits[N]); });
+    if part < 2 {
+        // One power for the lower two digits, one for the upper two.
+        let power = powers.down * if part == 0 { 1.0 } else { 65536.0 };
+        powers_to.at(part * 4).store(power);
+        if U::HAS_LEAST {
+            sum_to.store(sum);
+        }
     }
 }
 

@@ -144,8 +144,9 @@ const EXPERTS: Image = Image {
     threads: &[
         ("nvme_moe_product_wide", 512),
         ("nvme_moe_product_quantised", 256),
+        ("nvme_moe_product_batched", 256),
     ],
-    in_twos: &["nvme_moe_product_quantised"],
+    in_twos: &["nvme_moe_product_quantised", "nvme_moe_product_batched"],
     committed: Some("nvme-gpu-kernel/compute/ptx/experts.ptx"),
     ..PLAIN
 };

@@ -29,8 +29,8 @@ const NAP: Duration = Duration::from_micros(100);
 pub struct LaunchSequence<'g> {
     gpu: &'g Arc<Gpu>,
     stream: u64,
-    /// Another stream with launches of the operation, which `stream` waits for.
-    other: Option<u64>,
+    /// Other streams with launches of the operation, for which `stream` waits.
+    others: Vec<u64>,
     pending: PendingRows,
     /// True if there are kernels that report no end: to wait for them, the stream has to be queried.
     has_kernels: bool,
@@ -78,7 +78,7 @@ impl<'g> LaunchSequence<'g> {
         let mut sequence = Self {
             gpu,
             stream,
-            other: None,
+            others: Vec::new(),
             pending: PendingRows::nothing(),
             has_kernels: false,
             is_silent: false,
@@ -98,7 +98,7 @@ impl<'g> LaunchSequence<'g> {
     /// Launches from now on in `stream`, too, a `CUstream` that is not being captured. The last launch of the operation
     /// waits for those there.
     pub fn uses(&mut self, stream: u64) {
-        self.other = Some(stream);
+        self.others.push(stream);
     }
 
     /// Adds `next`, which was launched in a stream of the operation: its row 0 is row `first_row` of the operation.
@@ -196,7 +196,10 @@ impl<'g> LaunchSequence<'g> {
         };
         // A stream that is being captured must not be queried, because that would end the capture and lose the caller's
         // whole graph.
-        Ok((is_captured || is_done(self.stream)) && self.other.is_none_or(is_done))
+        Ok(
+            (is_captured || is_done(self.stream))
+                && self.others.iter().all(|other| is_done(*other)),
+        )
     }
 }
 

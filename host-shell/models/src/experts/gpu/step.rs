@@ -65,6 +65,7 @@ pub(super) struct ExpertKernels {
     product: KernelFunction,
     product_wide: KernelFunction,
     product_quantised: KernelFunction,
+    product_batched: KernelFunction,
     activate: KernelFunction,
     join: KernelFunction,
 }
@@ -294,7 +295,14 @@ impl GpuExperts {
         };
         let like = self.like(step.layer, matrix, admit.pairs);
         let kernels = &self.kernels;
-        let (function, count, shared_bytes) = if like.is_quantised() {
+        let (function, count, shared_bytes) = if like.is_quantised() && product.is_batched() {
+            let count = product.batched_blocks();
+            (
+                kernels.product_batched,
+                count,
+                GemvParameters::QUANTISED_SHARED,
+            )
+        } else if like.is_quantised() {
             let function = kernels.product_quantised;
             (function, like.items(), GemvParameters::QUANTISED_SHARED)
         } else if like.is_wide() {
@@ -418,6 +426,10 @@ impl ExpertKernels {
             product_wide: module.function(kernel::MOE_PRODUCT_WIDE)?,
             product_quantised: module.function_with_shared(
                 kernel::MOE_PRODUCT_QUANTISED,
+                GemvParameters::QUANTISED_SHARED,
+            )?,
+            product_batched: module.function_with_shared(
+                kernel::MOE_PRODUCT_BATCHED,
                 GemvParameters::QUANTISED_SHARED,
             )?,
             activate: module.function(kernel::MOE_ACTIVATE)?,
