@@ -31,30 +31,41 @@ entry! {
         // Every thread of the block has the same `next`.
         while next < product.admit.pairs {
             // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
-            let (count, after) = unsafe { collect(&product, expert, next) };
+            let count = unsafe { collect(&product, expert, next) };
             if count != 0 {
                 // SAFETY: as above.
                 unsafe { multiply(&product, count, first_row) };
             }
-            next = after;
             // A barrier: every thread has read the numbers before the next ones are stored.
             arch::sync_block();
+            // SAFETY: as above.
+            next = unsafe { past() }.load().to_bits();
         }
     }
 }
 
-/// Stores the numbers of the next pairs from `first` on that chose `expert`, as many as a batch has; returns how many, and
-/// the number of the pair behind the last one that was looked at. Every thread of the block calls it.
+/// Returns where the number of the pair behind the last one stands that was looked at: in a register it would be one too
+/// many.
+///
+/// # Safety
+/// As [`BlockShared::dynamic`].
+#[inline(always)]
+unsafe fn past() -> BlockShared {
+    // SAFETY: this function's caller vouches for the memory.
+    unsafe { BlockShared::dynamic() }.at(OF_OWN + BLOCK_WARPS * 4)
+}
+
+/// Stores the numbers of the next pairs from `first` on that chose `expert`, as many as a batch has, and [`past`]; returns how
+/// many. Every thread of the block calls it.
 ///
 /// # Safety
 /// As [`nvme_moe_product_batched`].
 #[inline(always)]
-unsafe fn collect(product: &ProductParameters, expert: u32, first: u32) -> (u32, u32) {
+unsafe fn collect(product: &ProductParameters, expert: u32, first: u32) -> u32 {
     let admit = &product.admit;
     let (warp, lane) = (arch::thread() / 32, arch::lane());
     // SAFETY: this function's caller vouches for the memory.
-    let counts = unsafe { BlockShared::dynamic() }.at(OF_OWN);
-    let past = counts.at(BLOCK_WARPS * 4);
+    let (counts, past) = unsafe { (BlockShared::dynamic().at(OF_OWN), past()) };
     let (mut count, mut next) = (0, first);
     while next < admit.pairs && count < VECTORS {
         let pair = next + arch::thread();
@@ -90,12 +101,13 @@ unsafe fn collect(product: &ProductParameters, expert: u32, first: u32) -> (u32,
         // A barrier: the numbers are visible after it, and every thread has read the counts.
         arch::sync_block();
         next += arch::block_threads();
-        if all >= VECTORS {
-            next = past.load().to_bits();
-        }
         count = if all < VECTORS { all } else { VECTORS };
     }
-    (count, next)
+    // A full batch has stored the number behind its last pair.
+    if count < VECTORS && arch::thread() == 0 {
+        past.store_word(next);
+    }
+    count
 }
 
 /// Multiplies the matrix of the pairs' expert with their vectors, as far as it is loaded. Every thread of the block calls

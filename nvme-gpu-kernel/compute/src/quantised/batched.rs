@@ -6,12 +6,12 @@
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::units::{LaneConstants, Mxfp4, Q4_0, Q4_1, Q8_0, UnitFormat, is_there};
+use super::units::{LaneConstants, Mxfp4, Q4_0, Q4_1, Q8_0, UnitFormat, is_there, source};
 use super::{OF_SUM, OF_SUM_NUMBER, STAGES, TILE_ROWS, UNIT_DIGITS, UNITS, store_unit};
 use crate::GemvParameters;
 use crate::arch::{FloatArray, of_half};
 use crate::tile::mma::mma_bytes;
-use crate::tile::{BlockShared, commit, fma, un, wait_for_copies};
+use crate::tile::{BlockShared, commit, fma, opaque, un, wait_for_copies};
 use core::num::NonZeroU32;
 use nvme_formats::{StoredFormat, UNIT};
 use nvme_gpu_kernel::arch;
@@ -34,6 +34,7 @@ pub const OWN_BYTES: u32 = 64;
 const _: () = assert!(OF_OWN + OWN_BYTES <= GemvParameters::QUANTISED_SHARED);
 /// Units that a block converts in one step, by eight lanes each.
 const STEP_UNITS: u32 = BLOCK_WARPS * 4;
+const _: () = assert!(UNITS * VECTORS == 4 * STEP_UNITS);
 
 /// Products of one matrix with up to [`VECTORS`] vectors.
 pub struct ProductBatch {
@@ -155,23 +156,23 @@ impl<'g, U: UnitFormat> BatchBlock<'g, U> {
     #[inline(always)]
     fn copy(&self, chunk: u32, stage: u32, there: bool) {
         if there && self.row < self.gemv.rows {
-            let from = (self.gemv.weights & !15)
-                + u64::from(self.row) * self.gemv.row_bytes
-                + u64::from(chunk * U::CHUNK * U::BYTES);
             let to = self.stage(stage).at(arch::lane() * 16);
-            let (rows, units) = (self.gemv.rows - self.row, self.chunk_units(chunk));
-            let is_whole = units == U::CHUNK && rows >= TILE_ROWS;
+            let has = (self.gemv.rows - self.row, self.chunk_units(chunk));
+            // Computed here, once for a chunk: kept between chunks, the sources take ten registers.
+            let gemv = GemvParameters {
+                row_bytes: opaque(self.gemv.row_bytes as u32).into(),
+                ..*self.gemv
+            };
+            let from = (gemv.weights & !15)
+                + u64::from(self.row) * gemv.row_bytes
+                + u64::from(chunk * U::CHUNK * U::BYTES);
             un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] {
                 if N as u32 * 32 < TILE_ROWS * U::COPIES {
-                    let from = from + u64::from(self.lane.from[N]);
-                    let has = if is_whole {
-                        self.lane.has & 1 << N != 0
-                    } else {
-                        is_there::<U>(self.gemv, N as u32, (rows, units))
-                    };
-                    // SAFETY: the host vouches for the rows and for up to 15 bytes around them; `has` excludes copies past
+                    let from = from + u64::from(source::<U>(&gemv, N as u32));
+                    let there = is_there::<U>(&gemv, N as u32, has);
+                    // SAFETY: the host vouches for the rows and for up to 15 bytes around them; `there` excludes copies past
                     // the chunk.
-                    unsafe { to.at(N as u32 * 512).copy16_if(from, has) };
+                    unsafe { to.at(N as u32 * 512).copy16_if(from, there) };
                 }
             });
         }
@@ -192,32 +193,34 @@ impl<'g, U: UnitFormat> BatchBlock<'g, U> {
             let number = step as u32 * STEP_UNITS + arch::thread() / 8;
             (number / VECTORS, number % VECTORS)
         };
-        let mut some = [[0.0; 4]; (UNITS * VECTORS / STEP_UNITS) as usize];
-        // All loads are issued before the first use, so that their latencies overlap.
-        un!(N in [0, 1, 2, 3] {
-            if (N as u32) * STEP_UNITS < U::CHUNK * VECTORS {
-                let (unit, vector) = part(N);
-                // Vectors and units that are not there are others again.
-                let unit = if unit < units { unit } else { units - 1 };
-                let vector = if vector < self.batch.count { vector } else { 0 };
-                // SAFETY: this function's caller vouches for the memory.
-                let number = unsafe { ProductBatch::number_at(vector) }.load().to_bits();
-                let of_vector = u64::from(number / self.batch.shared) * u64::from(self.gemv.columns);
-                let at = of_vector + u64::from(first + unit * UNIT);
-                some[N] = [0, 1, 2, 3].map(|number| numbers.load(at + number));
-            }
-        });
-        un!(N in [0, 1, 2, 3] {
-            if (N as u32) * STEP_UNITS < U::CHUNK * VECTORS {
-                let (unit, vector) = part(N);
-                let place = unit * VECTORS + vector;
-                let to = [
-                    OF_DIGITS + place * UNIT_DIGITS,
-                    OF_POWERS + place * 8,
-                    OF_SUMS + place * 4,
-                ];
-                store_unit::<U>(some[N], to.map(|at| self.shared.at(at)), unit < units);
-            }
+        // Two steps at a time: their loads overlap, and those of all steps would need more registers than there are.
+        un!(HALF in [0, 1] {
+            let mut some = [[0.0; 4]; 2];
+            un!(N in [0, 1] {
+                if ((HALF * 2 + N) as u32) * STEP_UNITS < U::CHUNK * VECTORS {
+                    let (unit, vector) = part(HALF * 2 + N);
+                    // Vectors and units that are not there are others again.
+                    let unit = if unit < units { unit } else { units - 1 };
+                    let vector = if vector < self.batch.count { vector } else { 0 };
+                    // SAFETY: this function's caller vouches for the memory.
+                    let number = unsafe { ProductBatch::number_at(vector) }.load().to_bits();
+                    let of_vector = u64::from(number / self.batch.shared) * u64::from(self.gemv.columns);
+                    let at = of_vector + u64::from(first + unit * UNIT);
+                    some[N] = [0, 1, 2, 3].map(|number| numbers.load(at + number));
+                }
+            });
+            un!(N in [0, 1] {
+                if ((HALF * 2 + N) as u32) * STEP_UNITS < U::CHUNK * VECTORS {
+                    let (unit, vector) = part(HALF * 2 + N);
+                    let place = unit * VECTORS + vector;
+                    let to = [
+                        OF_DIGITS + place * UNIT_DIGITS,
+                        OF_POWERS + place * 8,
+                        OF_SUMS + place * 4,
+                    ];
+                    store_unit::<U>(some[N], to.map(|at| self.shared.at(at)), unit < units);
+                }
+            });
         });
     }
 

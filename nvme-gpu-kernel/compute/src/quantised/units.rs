@@ -218,8 +218,7 @@ impl LaneConstants {
         let (group, quarter) = (lane / 4, lane % 4);
         let (mut from, mut has) = ([0; MOST_COPIES as usize], 0);
         un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] {
-            let (row, at) = piece::<U>(N as u32);
-            from[N] = (begin(gemv, row) & !15) + at;
+            from[N] = source::<U>(gemv, N as u32);
             if is_there::<U>(gemv, N as u32, (TILE_ROWS, U::CHUNK)) {
                 has |= 1 << N;
             }
@@ -248,6 +247,13 @@ impl LaneConstants {
 fn piece<U: UnitFormat>(number: u32) -> (u32, u32) {
     let number = number * 32 + arch::lane();
     (number / U::COPIES, number % U::COPIES * 16)
+}
+
+/// Returns the source of copy `number` of the lane, relative to the first row's start.
+#[inline(always)]
+pub fn source<U: UnitFormat>(gemv: &GemvParameters, number: u32) -> u32 {
+    let (row, at) = piece::<U>(number);
+    (begin(gemv, row) & !15) + at
 }
 
 /// Returns the start of row `row` of a tile, relative to the first row's start rounded down to a multiple of
