@@ -23,3 +23,11 @@ pub enum CommandOutcome {
     /// The command never completed; whether it took effect is unknown.
     Aborted(AbortReason),
 }
+
+impl CommandOutcome {
+    /// True if the controller completed the command with success, whatever hints the status carries.
+    #[inline]
+    pub const fn is_success(self) -> bool {
+        matches!(self, Self::Completed(status) if status.is_success())
+    }
+}

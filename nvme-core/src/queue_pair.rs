@@ -242,9 +242,9 @@ pub struct CommandCompletion<B> {
 impl<B> CommandCompletion<B> {
     /// Returns dword 0 and the buffer of a command that succeeded; otherwise its outcome, and the buffer.
     pub fn result(self) -> Result<(u32, B), (CommandOutcome, B)> {
-        match self.outcome {
-            CommandOutcome::Completed(status) if status.is_success() => Ok((self.dw0, self.buffer)),
-            outcome => Err((outcome, self.buffer)),
+        match self.outcome.is_success() {
+            true => Ok((self.dw0, self.buffer)),
+            false => Err((self.outcome, self.buffer)),
         }
     }
 }

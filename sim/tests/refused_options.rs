@@ -25,8 +25,8 @@ fn the_option_to_blame_is_named_with_its_range() {
         ("mem?ns=257", "ns", "1 to 256"),
         ("mem?cache=5GiB", "cache", "at most 4GiB"),
         ("mem?fault=0", "fault", ""),
-        ("mem?fault=status:0", "fault", "1 to 0x7ff"),
-        ("mem?fault=status:0x800", "fault", "1 to 0x7ff"),
+        ("mem?fault=status:0", "fault", "1 to 0x7fff"),
+        ("mem?fault=status:0x8000", "fault", "1 to 0x7fff"),
         ("mem?what=1", "what", ""),
         ("mem?wc=maybe", "wc", ""),
     ] {
@@ -46,6 +46,8 @@ fn a_status_in_range_is_taken() {
         ("0x281", Status::UNRECOVERED_READ_ERROR),
         ("1", Status::INVALID_OPCODE),
         ("0x7ff", Status(0x7FF)),
+        ("0x4281", Status::UNRECOVERED_READ_ERROR.with_dnr()),
+        ("0x2000", Status::SUCCESS.with_more()),
     ] {
         let config = parse(&format!("mem?fault=status:{text}@op=read")).expect(text);
         let rule = &config.faults.rules[0];

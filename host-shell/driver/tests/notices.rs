@@ -352,3 +352,24 @@ fn a_controller_that_failed_is_not_given_for_shut_down_in_order() {
     assert!(error.to_string().contains("CSTS.CFS"), "{error}");
     assert!(error.remedy().contains("may be lost"), "{}", error.remedy());
 }
+
+/// Status codes of success are a success whatever the hints beside them say: at bring-up, of data, of log pages.
+#[test]
+fn a_success_with_hints_is_a_success() {
+    for hints in ["0x2000", "0x4000", "0x1800"] {
+        let faults = format!("fault=status:{hints}&fault=status:{hints}@qid=0");
+        let (device, sim) = nvme_driver::sim::embed(&format!("mem?size=16MiB&{faults}")).unwrap();
+        let (config, _) = listening(5000);
+        let controller = Controller::start(device, &config).unwrap();
+        let mut namespace = controller.namespace(Nsid(1)).unwrap();
+        namespace.write(Lba(3), &[7; BLOCK]).unwrap();
+        let mut out = [0; BLOCK];
+        namespace.read(Lba(3), &mut out).unwrap();
+        assert!(out == [7; BLOCK], "{hints}");
+        sim.set_temperature(400);
+        let event = next_event(&controller);
+        assert!(event.page.is_ok(), "{hints}: {event}");
+        let all = controller.statistics();
+        assert!(all.iter().all(|(_, one)| one.errors == 0), "{hints}");
+    }
+}

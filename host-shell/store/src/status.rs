@@ -78,7 +78,8 @@ impl RowStatus {
 /// Returns the number that stands for `error` in a row's status.
 pub fn of_error(error: &Error) -> i32 {
     match error {
-        Error::Command { status, .. } => i32::from(status.code()),
+        // A row that failed never has the code of success, whatever error the caller made.
+        Error::Command { status, .. } if !status.is_success() => i32::from(status.code()),
         Error::Timeout { .. } => RowStatus::TimedOut.code(),
         Error::Gone { .. } | Error::Changed { .. } => RowStatus::Gone.code(),
         Error::Interrupted => RowStatus::NotRun.code(),
@@ -172,6 +173,11 @@ mod tests {
             status: Status::UNRECOVERED_READ_ERROR.with_dnr(),
         };
         assert_eq!(of_error(&command), 0x281);
+        let success = Error::Command {
+            what: "Read".to_owned(),
+            status: Status::SUCCESS.with_more(),
+        };
+        assert_eq!(of_error(&success), -4);
         let gone = Error::Gone {
             cause: "it left".to_owned(),
         };

@@ -222,7 +222,7 @@ pub(crate) fn delete_sq(
 /// that status.
 fn status_of(fault: Option<Fault>) -> Status {
     match fault {
-        Some(Fault::Status(status)) => status,
+        Some(Fault::Status(status)) if !status.is_success() => status,
         _ => Status::ABORTED_SQ_DELETION,
     }
 }

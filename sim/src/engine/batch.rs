@@ -313,7 +313,7 @@ impl<'g> CommandBatch<'_, 'g> {
             // The later part of a change by another host: the command was executed before the
             // change.
             (Some(Fault::Status(Status::SUCCESS)), _) => Ok(()),
-            (Some(Fault::Status(status)), _) => Err(status),
+            (Some(Fault::Status(status)), _) if !status.is_success() => Err(status),
             (_, None) => self.io.execute(sqe, &mut self.sq.scratch, &mut self.stats),
             (_, Some(control)) => match admin::execute(self.device, control, self.io.dma, sqe) {
                 Ok(CommandReply::Done(value)) => {
@@ -327,9 +327,11 @@ impl<'g> CommandBatch<'_, 'g> {
                 }
             },
         };
-        let status = match result {
-            Ok(()) => Status::SUCCESS,
-            Err(status) => self.refused(sqe, status),
+        let status = match (result, fault) {
+            // Hints alone: the command was executed, and succeeds with them.
+            (Ok(()), Some(Fault::Status(status))) => status,
+            (Ok(()), _) => Status::SUCCESS,
+            (Err(status), _) => self.refused(sqe, status),
         };
         self.post(sqe, status, dw0, fault)
     }

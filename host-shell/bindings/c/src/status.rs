@@ -217,7 +217,7 @@ impl CallFailure {
 impl From<Error> for CallFailure {
     fn from(error: Error) -> Self {
         let status = match &error {
-            Error::Command { status, .. } => i32::from(status.code()),
+            Error::Command { status, .. } if !status.is_success() => i32::from(status.code()),
             error => status_of(error.code()),
         };
         let remedy = nvme_host::words::of_interface(&error.remedy(), &WORDS);
@@ -324,6 +324,20 @@ mod tests {
             "{remedy}"
         );
         assert!(!remedy.contains("--"), "{remedy}");
+    }
+
+    #[test]
+    fn an_error_never_has_the_number_of_success() {
+        let of = |status| {
+            let what = "Read".to_owned();
+            CallFailure::from(Error::Command { what, status }).status
+        };
+        let failed = nvme_core::spec::Status::UNRECOVERED_READ_ERROR.with_dnr();
+        assert_eq!(of(failed), 0x281);
+        assert_eq!(
+            of(nvme_core::spec::Status::SUCCESS.with_more()),
+            NVME_GPU_ERROR_DEVICE
+        );
     }
 
     #[test]

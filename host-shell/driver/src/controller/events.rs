@@ -18,7 +18,7 @@ use nvme_core::spec::admin;
 use nvme_core::spec::feature::fid;
 use nvme_core::spec::identify::oaes;
 use nvme_core::spec::log_page::{AsyncEvent, event_type, lid};
-use nvme_core::spec::{Cid, Nsid, Status};
+use nvme_core::spec::{Cid, Nsid};
 use nvme_core::{CommandCompletion, CommandData, CommandOutcome};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -102,14 +102,16 @@ impl EventRequests {
         if let Some(at) = self.requests.iter().position(|cid| *cid == done.cid) {
             self.requests.swap_remove(at);
             match done.outcome {
-                CommandOutcome::Completed(Status::SUCCESS) => self.note(AsyncEvent(done.dw0)),
+                CommandOutcome::Completed(status) if status.is_success() => {
+                    self.note(AsyncEvent(done.dw0));
+                }
                 // The controller takes fewer requests than it reported: a refused one is not posted again.
                 CommandOutcome::Completed(_) => self.most = self.most.saturating_sub(1),
                 CommandOutcome::Aborted(_) => {}
             }
             return;
         }
-        let is_read = done.outcome == CommandOutcome::Completed(Status::SUCCESS);
+        let is_read = done.outcome.is_success();
         let Some(reading) = self.reading.take_if(|reading| reading.cid == done.cid) else {
             if let Some(event) = self.masked.take_lost(done.cid) {
                 self.look_again(event, is_read);
@@ -121,9 +123,7 @@ impl EventRequests {
             return;
         }
         let page = match (done.outcome, done.buffer) {
-            (CommandOutcome::Completed(Status::SUCCESS), Some(buffer)) => {
-                Ok(buffer.as_slice().to_vec())
-            }
+            (outcome, Some(buffer)) if outcome.is_success() => Ok(buffer.as_slice().to_vec()),
             (CommandOutcome::Completed(status), _) if !status.is_success() => {
                 Err(PageError::Failed(status))
             }

@@ -3,7 +3,7 @@
 
 use super::statistics::QueueStatistics;
 use crate::dma::{DmaBuffer, Lease, OwnedPair};
-use nvme_core::spec::{Cid, Status};
+use nvme_core::spec::Cid;
 use nvme_core::{AbortReason, CommandOutcome, ControllerFault};
 use std::collections::VecDeque;
 
@@ -27,7 +27,7 @@ impl QueueCompletion {
     /// True if the controller completed the command with success, in time.
     #[inline]
     pub fn is_success(&self) -> bool {
-        !self.late && self.outcome == CommandOutcome::Completed(Status::SUCCESS)
+        !self.late && self.outcome.is_success()
     }
 
     /// Marks a command as late once its deadline has passed; returns true if it was not marked before.
@@ -154,7 +154,7 @@ impl QueueInner {
             }
             self.statistics.completed += 1;
             match done.outcome {
-                CommandOutcome::Completed(Status::SUCCESS) => {}
+                CommandOutcome::Completed(status) if status.is_success() => {}
                 CommandOutcome::Completed(_) => self.statistics.errors += 1,
                 CommandOutcome::Aborted(_) => self.statistics.aborted += 1,
             }

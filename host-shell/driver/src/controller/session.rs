@@ -29,7 +29,7 @@ use crate::lock::{lock, relax};
 use nvme_core::bringup::{ControllerInfo, NamespaceInfo};
 use nvme_core::spec::admin;
 use nvme_core::spec::register::{ALL_ONES, Csts, offset};
-use nvme_core::spec::{Cid, Nsid, Qid, Sqe, Status};
+use nvme_core::spec::{Cid, Nsid, Qid, Sqe};
 use nvme_core::{CommandData, CommandOutcome};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -428,7 +428,7 @@ fn data_of(buffer: Option<&DmaBuffer>) -> CommandData<'static> {
 
 fn finish(what: &str, done: QueueCompletion) -> Result<(u32, Option<DmaBuffer>)> {
     match done.outcome {
-        CommandOutcome::Completed(Status::SUCCESS) => Ok((done.dw0, done.buffer)),
+        CommandOutcome::Completed(status) if status.is_success() => Ok((done.dw0, done.buffer)),
         CommandOutcome::Completed(status) => Err(Error::Command {
             what: what.to_owned(),
             status,

@@ -276,3 +276,27 @@ fn rows_of_a_run_that_stopped_early_are_not_run() {
     assert_eq!(bad(vec![(5 * 512..6 * 512, 0x280)], 0), [0, 0x280]);
     assert_eq!(bad(Vec::new(), 0), [0, 0]);
 }
+
+/// A row of half a block reads the block before it writes: both commands succeed with a hint, and the bytes arrive.
+#[test]
+fn rows_of_writes_that_succeed_with_hints_are_scattered() {
+    let hints = "fault=status:0x2000@op=read&fault=status:0x2000@op=write";
+    let store = of_sim(&format!("size=1MiB&block=512&{hints}"));
+    let table = store.table(0, 100, 256).unwrap();
+    let mut status = [9; 2];
+    let report = table
+        .scatter(
+            (&[3i64, 8]).into(),
+            &[7; 512],
+            DuplicateIds::Last,
+            Some(&mut status),
+        )
+        .unwrap();
+    assert_eq!((report.failed, status), (0, [status::OK; 2]));
+    let all = content(&store);
+    let written = [768..1024, 2048..2304];
+    for (at, byte) in all.iter().enumerate() {
+        let is_written = written.iter().any(|range| range.contains(&at));
+        assert_eq!(*byte == 7, is_written, "byte {at}");
+    }
+}

@@ -516,3 +516,14 @@ fn ids_of_32_bits_have_a_sign() {
     assert_eq!(report.unwrap().failed, 1);
     assert_eq!((status, out), ([0, 0, -1, 0], [9, 9, 0, 0]));
 }
+
+/// Hints beside a status of success are no failure: the rows that came are the drive's, and none is stale.
+#[test]
+fn rows_of_reads_that_succeed_with_hints_are_gathered() {
+    for hints in ["0x2000", "0x4000", "0x0800"] {
+        let store = of_sim(&format!("size=1MiB&block=512&fault=status:{hints}@op=read"));
+        let all = filled(&store);
+        let table = store.table(96, 100, 700).unwrap();
+        assert_eq!(check(&table, &all, &[5, 99, 0]).failed, 0, "{hints}");
+    }
+}

@@ -65,10 +65,10 @@ pub const FAULTS: &[FaultRow] = faults! {
     "wrongphase" "" "the completion carries the phase tag of the previous pass" => |_| Ok(Fault::WrongPhase);
     "badsqhd" "HEAD" "the completion carries this submission queue head" => |text| Ok(Fault::BadSqhd(number(text)?));
     "torncqe" "" "the phase tag is visible before dwords 0 and 1 are" => |_| Ok(Fault::TornCqe);
-    "status" "CODE" "the command is not executed and completes with this status: type times 0x100 plus code, 1 to 0x7ff" =>
+    "status" "CODE" "the command is not executed and completes with this status, 1 to 0x7fff; with hints alone it succeeds" =>
         |text| match number(text)? {
-            code @ 1..=0x7FF => Ok(Fault::Status(Status(code))),
-            _ => Err("a status is 1 to 0x7ff: type times 0x100 plus code".into()),
+            status @ 1..=0x7FFF => Ok(Fault::Status(Status(status))),
+            _ => Err("a status is 1 to 0x7fff: type times 0x100 plus code plus hints (0x2000 more, 0x4000 do not retry)".into()),
         };
     "cfs" "" "the controller stops with CSTS.CFS" => |_| Ok(Fault::Cfs);
     "allones" "" "the controller leaves the bus: registers read as all ones" => |_| Ok(Fault::AllOnes);

@@ -6,8 +6,8 @@ use super::verify::namespace_of;
 use super::{AdminSession, ControllerSession, data_of};
 use nvme_core::CommandOutcome;
 use nvme_core::bringup::NamespaceInfo;
+use nvme_core::spec::Nsid;
 use nvme_core::spec::admin::{self, cns};
-use nvme_core::spec::{Nsid, Status};
 
 impl ControllerSession {
     /// Reads the properties of the namespaces in use that the bring-up within a reset did not list. The caller
@@ -64,7 +64,7 @@ impl ControllerSession {
                 continue;
             }
             let info = match (done.outcome, &done.buffer) {
-                (CommandOutcome::Completed(Status::SUCCESS), Some(page)) => {
+                (outcome, Some(page)) if outcome.is_success() => {
                     namespace_of(nsid, page.as_slice()).map_err(|error| error.to_string())?
                 }
                 (CommandOutcome::Completed(status), _) => NamespaceInfo::unknown(nsid, status),

@@ -4,8 +4,8 @@
 use crate::device::Device;
 use crate::dma::{DmaBuffer, Lease, OwnedPair};
 use nvme_core::spec::identify::IDENTIFY_BYTES;
-use nvme_core::spec::{Cid, Sqe, Status};
-use nvme_core::{CommandCompletion, CommandData, CommandOutcome};
+use nvme_core::spec::{Cid, Sqe};
+use nvme_core::{CommandCompletion, CommandData};
 use std::sync::Arc;
 
 /// Interval of the queries in ns, from the start of the command or from the last answer.
@@ -60,8 +60,8 @@ impl<'a> IdentifyWatch<'a> {
             return Some(done);
         }
         self.asked = None;
-        if let (CommandOutcome::Completed(Status::SUCCESS), Some(buffer)) =
-            (done.outcome, &done.buffer)
+        if done.outcome.is_success()
+            && let Some(buffer) = &done.buffer
         {
             (self.seen)(buffer.as_slice());
         }
