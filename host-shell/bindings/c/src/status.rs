@@ -332,10 +332,10 @@ mod tests {
             let what = "Read".to_owned();
             CallFailure::from(Error::Command { what, status }).status
         };
-        let failed = nvme_core::spec::Status::UNRECOVERED_READ_ERROR.with_dnr();
+        let failed = nvme_host::core::spec::Status::UNRECOVERED_READ_ERROR.with_dnr();
         assert_eq!(of(failed), 0x281);
         assert_eq!(
-            of(nvme_core::spec::Status::SUCCESS.with_more()),
+            of(nvme_host::core::spec::Status::SUCCESS.with_more()),
             NVME_GPU_ERROR_DEVICE
         );
     }
