@@ -190,10 +190,11 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Usage`] for no members, for a stripe that is no multiple of each member's block or longer than
-    /// a member, and for members that have tables or are stripes themselves.
+    /// a member, for members that are one file, and for members that have tables or are stripes themselves.
     pub fn stripe(members: Vec<Self>, stripe_bytes: u64) -> Result<Self> {
         let all = Self::members_of(members)?;
         check_stripe(&all, stripe_bytes)?;
+        check_distinct(&all)?;
         StoreSpace::striped(all, stripe_bytes).map(Self::with)
     }
 
@@ -203,11 +204,15 @@ impl Store {
     /// the next one.
     ///
     /// # Errors
-    /// [`Error::Usage`] for no members, and for members that have tables or are several themselves.
+    /// [`Error::Usage`] for no members, for members that are one file where the store may be written, and for members
+    /// that have tables or are several themselves.
     pub fn join(members: Vec<Self>) -> Result<Self> {
         let all = Self::members_of(members)?;
         if all.is_empty() {
             return Err(Error::usage("there are no members to join", NAMES));
+        }
+        if all.iter().all(|member| member.read_only.is_none()) {
+            check_distinct(&all)?;
         }
         StoreSpace::joined(all).map(Self::with)
     }
@@ -344,7 +349,7 @@ impl Store {
         transfer::write(&self.space, offset, data, lane::LaneOperation::WriteFua)
     }
 
-    /// Executes reads and writes with the commands of all of them in flight together, and returns their
+    /// Executes reads and writes with the commands of many of them in flight together, and returns their
     /// outcomes in order. They are not ordered among each other: none may write bytes that another one reads or
     /// writes.
     ///
@@ -504,6 +509,29 @@ fn check_stripe(members: &[StoreMember], stripe_bytes: u64) -> Result<()> {
                     member.len
                 ),
                 "use shorter stripes, or larger members",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses two members that are one file or block device, by whatever names: writes of one would change the bytes of
+/// the other.
+fn check_distinct(members: &[StoreMember]) -> Result<()> {
+    let file = |member: &StoreMember| member.changes.as_ref()?.number();
+    for (index, member) in members.iter().enumerate() {
+        let Some(number) = file(member) else {
+            continue;
+        };
+        let before = &members[..index];
+        if let Some(first) = before.iter().position(|one| file(one) == Some(number)) {
+            let names = (&members[first].path.device, &member.path.device);
+            return Err(Error::usage(
+                format!(
+                    "members {first} and {index} are one file ({} and {})",
+                    names.0, names.1
+                ),
+                "name each file once",
             ));
         }
     }

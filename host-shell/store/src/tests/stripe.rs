@@ -87,3 +87,35 @@ fn commands_do_not_cross_boundaries_of_their_member() {
     // Of each member 128 stripes, and 43 of its 85 boundaries lie inside of one.
     assert_eq!(pieces.len(), 3 * (128 + 43));
 }
+
+/// Two names of one file, a symbolic and a hard link included, would be two places with the same bytes.
+#[test]
+fn one_file_is_not_two_members() {
+    let file = TestFile::new(1 << 20);
+    let path = file.text();
+    let links = ["symbolic", "hard"].map(|kind| format!("{path}-{kind}"));
+    let bare = |text: &str| text.trim_start_matches("file:").to_owned();
+    std::os::unix::fs::symlink(bare(&path), bare(&links[0])).unwrap();
+    std::fs::hard_link(bare(&path), bare(&links[1])).unwrap();
+    let read_only = StoreOptions {
+        read_only: true,
+        ..options()
+    };
+    for other in [&path, &links[0], &links[1]] {
+        for name in [
+            format!("stripe:{path}|{other}?stripe=4096"),
+            format!("joined:{path}|{other}"),
+        ] {
+            let text = usage(Store::open(&name, &options()));
+            assert!(
+                text.contains("members 0 and 1 are one file"),
+                "{name}: {text}"
+            );
+            let is_stripe = name.starts_with("stripe:");
+            assert_eq!(Store::open(&name, &read_only).is_err(), is_stripe, "{name}");
+        }
+    }
+    for link in &links {
+        std::fs::remove_file(bare(link)).unwrap();
+    }
+}
