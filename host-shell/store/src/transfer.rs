@@ -82,14 +82,15 @@ fn edges(
     let block = u64::from(space.block_bytes);
     let mut places = Vec::new();
     if blocks.start < range.start {
-        places.push(blocks.start..blocks.start + block);
+        places.push(blocks.start..blocks.end.min(blocks.start + block));
     }
-    let last = blocks.end - block;
+    // A member of a joined store may end inside a block, which is the block of another member.
+    let last = (blocks.end - 1) / block * block;
     if range.end < blocks.end && places.first().is_none_or(|first| first.start != last) {
         places.push(last..blocks.end);
     }
     let read_one = |place: Range<u64>| {
-        let mut bytes = vec![0; block as usize];
+        let mut bytes = vec![0; (place.end - place.start) as usize];
         read(space, place.start, &mut bytes)?;
         Ok((place, bytes))
     };

@@ -1,6 +1,6 @@
 //! Rules that hold for every member of a stripe.
 
-use super::super::testing::{TestFile, of_file, options};
+use super::super::testing::{TestFile, of_file, of_sim, options};
 use super::super::{DuplicateIds, FileIo, Store, StoreOptions};
 use super::usage;
 use std::sync::Arc;
@@ -117,5 +117,35 @@ fn one_file_is_not_two_members() {
     }
     for link in &links {
         std::fs::remove_file(bare(link)).unwrap();
+    }
+}
+
+/// A file of any length beside a drive, whose blocks are larger: the file's last bytes are no whole block.
+#[test]
+fn a_member_that_ends_inside_a_block_is_written_up_to_its_end() {
+    for len in [1000, 4096 + 1000] {
+        let file = TestFile::new(len);
+        let members = vec![
+            of_file(&file, FileIo::Pread),
+            of_sim("size=1MiB&block=4096"),
+        ];
+        let store = Store::join(members).unwrap();
+        let mut model = vec![0; len as usize];
+        let last = len - 10;
+        for (index, at) in [10, 500, last, 0, last - 500].into_iter().enumerate() {
+            let data = [index as u8 + 1; 10];
+            store.write_at(at, &data).unwrap();
+            model[at as usize..][..10].copy_from_slice(&data);
+        }
+        let table = store.table(0, len / 100, 100).unwrap();
+        let written = table.scatter((&[7i64]).into(), &[9; 100], DuplicateIds::Last, None);
+        written.unwrap().check().unwrap();
+        model[700..800].fill(9);
+        let mut back = vec![0; len as usize];
+        store.read_at(0, &mut back).unwrap();
+        assert!(back == model, "{len}");
+        usage(store.write_at(len - 5, &[1; 10]));
+        let (second, _) = store.member_offsets()[1];
+        store.write_at(second + 10, &[4; 10]).unwrap();
     }
 }
