@@ -1,5 +1,5 @@
-//! Many reads and writes of one call, with the commands of all of them in flight together. Transfers that overlap
-//! are ordered, since a drive may execute commands in flight in any order.
+//! Many reads and writes of one call: the commands of all reads are in flight together, then those of the writes.
+//! Writes that overlap are sent one after the other, since a drive may execute commands in flight in any order.
 
 use super::engine::{self, FailureReaction, PieceHandler};
 use super::lane::LaneOperation;

@@ -254,7 +254,8 @@ impl Table {
         self.row_bytes
     }
 
-    /// Copies row `ids[i]` to place `i` of `out`, for every `i`. Blocks that rows share are read once.
+    /// Copies row `ids[i]` to place `i` of `out`, for every `i`. Rows that lie in the same blocks share a read, except
+    /// where several threads share the rows, as in large gathers from files, or a row lies in two ranges.
     ///
     /// Each row has a status, which is stored to `status` if that is given: 0, or the reason why it was not read
     /// ([`status::describe`]). A row that was not read is zero in `out`, or has the content that

@@ -274,7 +274,8 @@ impl Drop for CpuEngine {
     fn drop(&mut self) {
         drop(self.requests.take());
         if let Some(reader) = self.reader.take() {
-            // Its reads have deadlines, so the join ends; if it panicked, the batch has already failed.
+            // A drive's reads have deadlines; a file's last as long as the system takes for them, and so does the join.
+            // If the thread panicked, the batch has already failed.
             let _ = reader.join();
         }
     }
