@@ -53,4 +53,19 @@ fn bring_ups_and_recoveries_are_reported_from_the_level_on_that_was_asked_for() 
     set_log(None).unwrap();
     lose_a_read();
     assert!(lines.lock().unwrap().is_empty());
+
+    // The third Set Features, after those of the bring-up.
+    listen(LogLevel::Warning);
+    let device = "sim:mem?size=16MiB&fault=status:0x2@qid=0,op=0x9,nth=3";
+    let device = nvme_driver::open(device).unwrap();
+    let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
+    assert_eq!(controller.events().unwrap(), []);
+    let seen = std::mem::take(&mut *lines.lock().unwrap());
+    assert_eq!(seen.len(), 1, "{seen:?}");
+    let (_, text) = &seen[0];
+    assert!(
+        text.contains("refuses the configuration of its events (Invalid Field"),
+        "{text}"
+    );
+    set_log(None).unwrap();
 }

@@ -51,6 +51,8 @@ pub(crate) struct EventRequests {
     alarm: Arc<FactsAlarm>,
     most: usize,
     requests: Vec<Cid>,
+    /// The command that chooses the events, until it has ended.
+    configuration: Option<Cid>,
     reading: Option<LogReading>,
     /// Log pages to be read.
     unread: VecDeque<AsyncEvent>,
@@ -70,7 +72,7 @@ impl EventRequests {
     }
 
     /// Requests events from a controller that has just come up. Waits for nothing: a controller that rejects
-    /// the configuration reports the events that it chooses.
+    /// the configuration reports the events that it chooses, which is logged.
     pub fn begin(&mut self, queue: &mut HostPair, info: &ControllerInfo) {
         self.most = info.event_limit.min(MOST_REQUESTS) as usize;
         self.requests.clear();
@@ -78,7 +80,8 @@ impl EventRequests {
         self.masked = MaskedEvents::default();
         let wanted = HEALTH | info.oaes & NOTICES;
         let configure = admin::set_features(fid::ASYNC_EVENT, Nsid::NONE, wanted);
-        let _ = queue.submit(configure, CommandData::None, None, NO_DEADLINE);
+        let sent = queue.submit(configure, CommandData::None, None, NO_DEADLINE);
+        self.configuration = sent.ok();
         self.post(queue);
         queue.ring();
     }
@@ -99,6 +102,17 @@ impl EventRequests {
 
     /// Takes the end of an admin command that no call waits for.
     pub fn take(&mut self, done: CommandCompletion<Lease>) {
+        if self.configuration.take_if(|cid| *cid == done.cid).is_some() {
+            if let CommandOutcome::Completed(status) = done.outcome
+                && !status.is_success()
+            {
+                tracing::warn!(
+                    target: "nvme_gpu",
+                    "the controller refuses the configuration of its events ({status}): changes may be noticed late"
+                );
+            }
+            return;
+        }
         if let Some(at) = self.requests.iter().position(|cid| *cid == done.cid) {
             self.requests.swap_remove(at);
             match done.outcome {

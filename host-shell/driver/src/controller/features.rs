@@ -1,7 +1,7 @@
 //! Features of a controller: Get Features and Set Features.
 
 use super::Controller;
-use super::passthru::room_of_feature;
+use super::passthru::{is_set_by_driver, room_of_feature};
 use crate::error::{Error, Result};
 use nvme_core::spec::admin::{self, FeatureSelect};
 use nvme_core::spec::identify::oncs;
@@ -45,12 +45,46 @@ impl Controller {
     /// Sends Set Features with a value alone, not saved, and returns dword 0. Unless the feature is
     /// known to have no data, zeroes are passed as its data, so that a controller which expects
     /// some reads valid memory.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a feature that the driver sets itself.
     pub fn set_feature(&self, fid: u8, nsid: Nsid, value: u32) -> Result<u32> {
+        if is_set_by_driver(fid) {
+            return Err(Error::usage(
+                format!("feature {fid:#04x} is set by the driver itself"),
+                "choose another feature",
+            ));
+        }
         let room = match feature::data_bytes(fid) {
             Some(0) => 0,
             _ => room_of_feature(fid, self.max_transfer()),
         };
         let sqe = admin::set_features(fid, nsid, value);
         Ok(self.admin("Set Features", sqe, room)?.0)
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use super::*;
+    use crate::controller::config::ControllerConfig;
+    use nvme_core::spec::feature::fid;
+
+    #[test]
+    fn features_of_the_driver_are_not_set() {
+        let device = crate::open("sim:mem?size=1MiB").unwrap();
+        let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
+        for own in [
+            fid::NUMBER_OF_QUEUES,
+            fid::HOST_MEMORY_BUFFER,
+            fid::ASYNC_EVENT,
+        ] {
+            let error = controller.set_feature(own, Nsid::NONE, 0).unwrap_err();
+            assert!(
+                error.to_string().contains("by the driver itself"),
+                "{error}"
+            );
+        }
+        controller.set_feature(0x04, Nsid::NONE, 350).unwrap();
     }
 }

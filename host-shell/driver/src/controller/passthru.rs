@@ -7,6 +7,7 @@ use nvme_core::SubmitError;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::admin::{self, opcode};
 use nvme_core::spec::feature::{self, fid};
+use nvme_core::spec::log_page::{self, lid};
 use nvme_core::spec::{Nsid, Sqe, nvm};
 
 /// Queue that a command is sent to, which decides the meaning of its opcode.
@@ -75,12 +76,31 @@ enum PassthruLength {
     Unknown,
 }
 
+/// The most bytes that a feature of the specification has.
+const FEATURE_BYTES: u64 = 4096;
+
+/// True if the feature is a vendor's, whose data may have any length.
+fn is_vendor_feature(fid: u8) -> bool {
+    fid >= 0xC0 && feature::data_bytes(fid).is_none()
+}
+
 /// Returns the size of the buffer for a feature's data: one page for the specification's features: none has
 /// more, and the largest transfer of an admin command for a vendor's. `most` is the longest transfer of the controller.
 pub(super) fn room_of_feature(fid: u8, most: u64) -> usize {
-    let is_vendor = fid >= 0xC0 && feature::data_bytes(fid).is_none();
-    let room = if is_vendor { most.min(ADMIN_BYTES) } else { 0 };
-    room.max(4096) as usize
+    let room = match is_vendor_feature(fid) {
+        true => most.min(ADMIN_BYTES),
+        false => 0,
+    };
+    room.max(FEATURE_BYTES) as usize
+}
+
+/// True if the driver sets the feature itself, and relies on the value: another one would change the controller under
+/// it.
+pub fn is_set_by_driver(fid: u8) -> bool {
+    matches!(
+        fid,
+        fid::NUMBER_OF_QUEUES | fid::HOST_MEMORY_BUFFER | fid::ASYNC_EVENT
+    )
 }
 
 impl CommandSet {
@@ -92,21 +112,24 @@ impl CommandSet {
         }
     }
 
-    /// True if a command with this opcode changes neither data nor state that outlives the command. Every
-    /// opcode that is not known to be harmless counts as a change.
-    pub fn is_harmless(self, opcode: u8) -> bool {
+    /// True if the command changes neither data nor state that outlives it. Every command that is not known to be
+    /// harmless counts as a change.
+    pub fn is_harmless(self, sqe: &Sqe) -> bool {
         match self {
-            Self::Admin => matches!(
-                opcode,
-                opcode::GET_LOG_PAGE
-                    | opcode::IDENTIFY
-                    | opcode::GET_FEATURES
-                    | opcode::KEEP_ALIVE
-                    | opcode::GET_LBA_STATUS
-            ),
+            Self::Admin => match sqe.opcode() {
+                opcode::GET_LOG_PAGE => is_plain_log_page(sqe),
+                opcode::IDENTIFY
+                | opcode::GET_FEATURES
+                | opcode::KEEP_ALIVE
+                | opcode::GET_LBA_STATUS => true,
+                _ => false,
+            },
             Self::Nvm => {
                 use nvm::opcode::{COMPARE, FLUSH, READ, RESERVATION_REPORT, VERIFY};
-                matches!(opcode, COMPARE | FLUSH | READ | RESERVATION_REPORT | VERIFY)
+                matches!(
+                    sqe.opcode(),
+                    COMPARE | FLUSH | READ | RESERVATION_REPORT | VERIFY
+                )
             }
         }
     }
@@ -127,12 +150,7 @@ impl CommandSet {
             (Self::Admin, opcode::DOORBELL_BUFFER_CONFIG) => {
                 "the driver does not use a doorbell buffer"
             }
-            (Self::Admin, opcode::SET_FEATURES)
-                if matches!(
-                    sqe.cdw10 as u8,
-                    fid::NUMBER_OF_QUEUES | fid::HOST_MEMORY_BUFFER
-                ) =>
-            {
+            (Self::Admin, opcode::SET_FEATURES) if is_set_by_driver(sqe.cdw10 as u8) => {
                 "this feature is set by the driver itself"
             }
             _ => return Ok(()),
@@ -152,6 +170,14 @@ impl CommandSet {
             (_, Self::Nvm) => nvm_moves(sqe, block),
         }
     }
+}
+
+/// True if Get Log Page asks for a page of the specification and for nothing besides. The Log Specific Field (bits 14:8)
+/// of the host's telemetry captures new data, and that of the persistent event log takes or releases its context.
+fn is_plain_log_page(sqe: &Sqe) -> bool {
+    let (lid, specific) = (sqe.cdw10 as u8, sqe.cdw10 >> 8 & 0x7F);
+    let acts = matches!(lid, lid::TELEMETRY_HOST | lid::PERSISTENT_EVENT) && specific != 0;
+    log_page::name(lid).is_some() && !acts
 }
 
 /// Returns the bytes of a 0's based number of dwords.
@@ -177,9 +203,10 @@ fn admin_moves(sqe: &Sqe) -> PassthruLength {
         opcode::DIRECTIVE_SEND | opcode::DIRECTIVE_RECEIVE => {
             PassthruLength::AtMost(dwords(sqe.cdw10))
         }
-        opcode::GET_FEATURES | opcode::SET_FEATURES => {
-            PassthruLength::AtMost(room_of_feature(sqe.cdw10 as u8, 4096) as u64)
-        }
+        opcode::GET_FEATURES | opcode::SET_FEATURES => match is_vendor_feature(sqe.cdw10 as u8) {
+            true => PassthruLength::Unknown,
+            false => PassthruLength::AtMost(FEATURE_BYTES),
+        },
         _ => PassthruLength::Unknown,
     }
 }
@@ -469,6 +496,8 @@ mod tests {
             (Admin, opcode::SECURITY_RECEIVE, [0, 512, 0], Exactly(512)),
             (Admin, opcode::DIRECTIVE_RECEIVE, [2047, 0, 0], AtMost(8192)),
             (Admin, opcode::GET_FEATURES, [0x13, 0, 0], AtMost(4096)),
+            (Admin, opcode::GET_FEATURES, [0xC1, 0, 0], Unknown),
+            (Admin, opcode::SET_FEATURES, [0x8000_00C1, 0, 0], Unknown),
             (Admin, opcode::FORMAT_NVM, [0; 3], Exactly(0)),
             (Admin, 0xC1, [0; 3], Unknown),
             (Admin, 0x1D, [0; 3], Unknown),
@@ -517,6 +546,9 @@ mod tests {
         assert_eq!(room(CommandSet::Admin, 0xC2, 16), 32 << 10);
         assert_eq!(room(CommandSet::Nvm, 0xC1, 0), 32 << 10);
         assert_eq!(room(CommandSet::Admin, 0xC0, 0), 0);
+        let vendors = admin::get_features(0xC1, admin::FeatureSelect::Current, Nsid::NONE, 0);
+        let room_of_vendors = controller.check_passthru(CommandSet::Admin, &vendors, 16);
+        assert_eq!(room_of_vendors.unwrap(), 32 << 10);
         assert_eq!(
             room(CommandSet::Nvm, nvm::opcode::ZONE_MANAGEMENT_SEND, 64),
             16_320
@@ -552,6 +584,7 @@ mod tests {
             (opcode::DOORBELL_BUFFER_CONFIG, 0, "doorbell buffer"),
             (opcode::SET_FEATURES, 0x07, "this feature is set"),
             (opcode::SET_FEATURES, 0x0D, "this feature is set"),
+            (opcode::SET_FEATURES, 0x0B, "this feature is set"),
         ] {
             let mut sqe = Sqe::new(code, Nsid::NONE);
             sqe.cdw10 = cdw10;
@@ -566,10 +599,34 @@ mod tests {
     #[test]
     fn every_named_opcode_that_writes_is_no_harmless_one() {
         let harmless = |set: CommandSet| -> Vec<u8> {
-            (0..=255).filter(|code| set.is_harmless(*code)).collect()
+            let is_harmless = |code: &u8| set.is_harmless(&Sqe::new(*code, Nsid::NONE));
+            (0..=255).filter(is_harmless).collect()
         };
         assert_eq!(harmless(CommandSet::Admin), [0x02, 0x06, 0x0A, 0x18, 0x86]);
         assert_eq!(harmless(CommandSet::Nvm), [0x00, 0x02, 0x05, 0x0C, 0x0E]);
+    }
+
+    #[test]
+    fn a_log_page_that_acts_or_is_unknown_is_no_harmless_one() {
+        let is_harmless = |lid: u8, specific: u32| {
+            let mut sqe = Sqe::new(opcode::GET_LOG_PAGE, Nsid::ALL);
+            sqe.cdw10 = u32::from(lid) | specific << 8 | 1 << 15;
+            CommandSet::Admin.is_harmless(&sqe)
+        };
+        for (lid, specific, expected) in [
+            (0x02, 0, true),
+            (0x0C, 1, true),
+            (0x07, 0, true),
+            (0x07, 1, false),
+            (0x0D, 0, true),
+            (0x0D, 1, false),
+            (0x0D, 2, false),
+            (0x60, 0, false),
+            (0xC0, 0, false),
+            (0xFF, 0, false),
+        ] {
+            assert_eq!(is_harmless(lid, specific), expected, "{lid:#x} {specific}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::admin::FeatureSelect;
 use nvme_host::core::spec::feature::{self, fid};
+use nvme_host::passthru::is_set_by_driver;
 use nvme_host::units::parse_number;
 use nvme_host::{Controller, ControllerConfig, Error, Result};
 use serde_json::{Value, json};
@@ -165,7 +166,7 @@ impl GetFeature {
 impl SetFeature {
     pub fn run(self, files: &CommandFiles) -> Result<()> {
         let (fid, value) = (id(self.feature_id)?, dword(self.value)?);
-        if matches!(fid, fid::NUMBER_OF_QUEUES | fid::HOST_MEMORY_BUFFER) {
+        if is_set_by_driver(fid) {
             return Err(Error::usage(
                 format!("feature {fid:#04x} is set by the driver itself"),
                 "choose a feature whose value is command dword 11",

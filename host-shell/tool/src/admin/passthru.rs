@@ -135,7 +135,7 @@ impl CommandArgs {
         if self.show_command {
             say::show(&shown(set, &sqe));
         }
-        let (device, config) = match set.is_harmless(self.opcode) {
+        let (device, config) = match set.is_harmless(&sqe) {
             true => (self.device.open()?, self.device.reading()),
             false => {
                 let what = format!(
