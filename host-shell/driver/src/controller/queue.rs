@@ -454,15 +454,7 @@ impl DriverQueue {
 
     /// Returns the error of `done`; `what` is the command in words.
     pub fn error_of(&self, done: &QueueCompletion, what: &str) -> Error {
-        let account = {
-            let inner = lock(&self.inner);
-            inner
-                .expired
-                .iter()
-                .rev()
-                .find(|one| one.cid == done.cid)
-                .map(|one| one.account.clone())
-        };
+        let account = lock(&self.inner).expired.account_of(done.cid);
         let timeout_ms = self.session.timeout_ns() / 1_000_000;
         match done.outcome {
             CommandOutcome::Completed(status) if !done.late => {

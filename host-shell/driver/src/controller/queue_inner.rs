@@ -67,11 +67,27 @@ impl From<nvme_core::CommandCompletion<Lease>> for QueueCompletion {
     }
 }
 
-/// A command whose deadline passed, and the result of its recovery.
-#[derive(Clone, Debug)]
-pub(crate) struct ExpiredCommand {
-    pub cid: Cid,
-    pub account: String,
+/// The most commands that a queue has in flight.
+const MOST_EXPIRED: usize = 4096;
+
+/// The last commands whose deadlines passed, with the results of their recovery.
+#[derive(Debug, Default)]
+pub(crate) struct ExpiredCommands(VecDeque<(Cid, String)>);
+
+impl ExpiredCommands {
+    /// Adds a command; of too many, the oldest one is forgotten.
+    pub fn add(&mut self, cid: Cid, account: String) {
+        if self.0.len() == MOST_EXPIRED {
+            self.0.pop_front();
+        }
+        self.0.push_back((cid, account));
+    }
+
+    /// Returns the result of the last recovery of `cid`.
+    pub fn account_of(&self, cid: Cid) -> Option<String> {
+        let last = self.0.iter().rev().find(|(known, _)| *known == cid);
+        last.map(|(_, account)| account.clone())
+    }
 }
 
 /// State that a queue's handle shares with recovery.
@@ -81,7 +97,7 @@ pub struct QueueInner {
     /// Completions that recovery polled or reclaimed.
     pub backlog: VecDeque<QueueCompletion>,
     /// Commands that expired, with the results of their recovery.
-    pub(crate) expired: Vec<ExpiredCommand>,
+    pub(crate) expired: ExpiredCommands,
     /// Cause of a controller reset that failed: the controller may not have created the queue again.
     pub(crate) failed_reset: Option<String>,
     /// Counters of the queue.
@@ -167,5 +183,22 @@ impl QueueInner {
     pub fn ring(&mut self) {
         self.statistics.rings += 1;
         self.pair.queue().ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_commands_that_expired_are_known() {
+        let mut expired = ExpiredCommands::default();
+        for number in 0..3 * MOST_EXPIRED {
+            expired.add(Cid(number as u16 & 0x1FFF), number.to_string());
+        }
+        assert_eq!(expired.0.len(), MOST_EXPIRED);
+        let account = |cid| expired.account_of(Cid(cid));
+        assert_eq!(account(0xFFF).as_deref(), Some("12287"));
+        assert_eq!(account(0x1000), None);
     }
 }

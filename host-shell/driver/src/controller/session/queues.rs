@@ -2,7 +2,7 @@
 //! cannot be deleted keeps its memory, because the controller may still write to it.
 
 use super::{AdminSession, ControllerSession};
-use crate::controller::queue_inner::QueueInner;
+use crate::controller::queue_inner::{ExpiredCommands, QueueInner};
 use crate::controller::statistics::QueueStatistics;
 use crate::device::ring_memory::RingMemory;
 use crate::dma::{OwnedPair, PairShape};
@@ -43,7 +43,7 @@ impl ControllerSession {
             failed_reset: None,
             pair,
             backlog: VecDeque::new(),
-            expired: Vec::new(),
+            expired: ExpiredCommands::default(),
             statistics,
             #[cfg(feature = "cuda")]
             lent: None,

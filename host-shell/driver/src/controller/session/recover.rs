@@ -5,7 +5,7 @@
 
 use super::{AdminSession, ControllerSession, LONG_WAIT, ResetRecord};
 use crate::controller::notice::ControllerNotice;
-use crate::controller::queue_inner::{ExpiredCommand, QueueInner};
+use crate::controller::queue_inner::QueueInner;
 use crate::dma::{DmaBuffer, MappedRegion};
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -67,7 +67,7 @@ impl ControllerSession {
                 }
             }
         };
-        lock(&inner).expired.push(ExpiredCommand { cid, account });
+        lock(&inner).expired.add(cid, account);
         Ok(())
     }
 
