@@ -4,9 +4,12 @@ use crate::controller::Controller;
 use crate::controller::passthru::CommandSet;
 use crate::error::{Error, Result};
 use nvme_core::spec::admin::cns;
-use nvme_core::spec::identify::{IdentifyNamespace, descriptors, nidt, vwc};
+use nvme_core::spec::identify::{ActiveNamespaces, IdentifyNamespace, descriptors, nidt, vwc};
 use nvme_core::spec::{Nsid, nvm};
 use zerocopy::FromBytes;
+
+/// The most namespaces that lists of a controller may name, so that one that answers nonsense is not asked for ever.
+const MOST_LISTED: usize = 1 << 20;
 
 impl Controller {
     /// Returns the command set of a namespace; `None` if it is NVM or if the controller does not report one.
@@ -71,6 +74,35 @@ impl Controller {
     }
 }
 
+/// Appends the identifiers of one more list of active namespaces to `all`, and returns their number.
+///
+/// # Errors
+/// [`Error::Device`] for identifiers that do not ascend, are above `max_nsid`, or are too many.
+pub(super) fn append_listed(
+    list: &ActiveNamespaces,
+    max_nsid: u32,
+    all: &mut Vec<Nsid>,
+) -> Result<usize> {
+    let before = all.len();
+    for nsid in list.iter() {
+        let last = all.last().copied().unwrap_or(Nsid::NONE);
+        let wrong = match () {
+            _ if nsid <= last => format!("{nsid} after {last}"),
+            _ if nsid.0 > max_nsid => format!("{nsid}, and the largest is {max_nsid} (NN)"),
+            _ if all.len() == MOST_LISTED => format!("more than {MOST_LISTED} of them"),
+            _ => {
+                all.push(nsid);
+                continue;
+            }
+        };
+        return Err(Error::device(
+            format!("the controller's list of active namespaces is not usable: it names {wrong}"),
+            "name a namespace with --namespace-id, or update the firmware",
+        ));
+    }
+    Ok(all.len() - before)
+}
+
 /// Returns LBSTM, bytes 7:0 of Identify Namespace of the NVM Command Set.
 fn mask_of(page: &[u8]) -> Option<u64> {
     page.first_chunk().copied().map(u64::from_le_bytes)
@@ -79,6 +111,33 @@ fn mask_of(page: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_of_namespaces_ascends_and_ends_with_the_largest() {
+        let list = |some: &[u32]| {
+            let mut all = ActiveNamespaces([0; 1024]);
+            all.0[..some.len()].copy_from_slice(some);
+            all
+        };
+        let mut all = Vec::new();
+        assert_eq!(append_listed(&list(&[1, 5]), 9, &mut all).unwrap(), 2);
+        assert_eq!(append_listed(&list(&[9]), 9, &mut all).unwrap(), 1);
+        assert_eq!(all, [1, 5, 9].map(Nsid));
+        for (wrong, part) in [
+            (&[3, 3][..], "3 after 3"),
+            (&[4, 2][..], "2 after 4"),
+            (&[4, 10][..], "the largest is 9"),
+        ] {
+            let error = append_listed(&list(wrong), 9, &mut Vec::new()).unwrap_err();
+            assert!(matches!(error, Error::Device { .. }));
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        // The same list again, by a controller that does not look at the identifier to begin after.
+        assert!(append_listed(&list(&[1, 5]), 9, &mut all).is_err());
+        let mut full: Vec<Nsid> = (1..=MOST_LISTED as u32).map(Nsid).collect();
+        let error = append_listed(&list(&[u32::MAX - 1]), u32::MAX, &mut full).unwrap_err();
+        assert!(error.to_string().contains("more than 1048576"), "{error}");
+    }
 
     #[test]
     fn the_storage_tag_mask_is_the_first_quadword() {

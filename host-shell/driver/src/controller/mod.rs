@@ -312,7 +312,8 @@ impl Controller {
     /// for each.
     ///
     /// # Errors
-    /// The errors of Identify; [`Error::Device`] without a list and with too many identifiers to try.
+    /// The errors of Identify; [`Error::Device`] for a list that is none, and without a list and with too many
+    /// identifiers to try.
     pub fn namespaces(&self) -> Result<Vec<Nsid>> {
         let mut all: Vec<Nsid> = Vec::new();
         loop {
@@ -325,9 +326,7 @@ impl Controller {
             };
             let list = ActiveNamespaces::read_from_bytes(buffer.as_slice())
                 .map_err(|_| Error::internal("the namespace list is not 4,096 bytes"))?;
-            let before = all.len();
-            all.extend(list.iter().filter(|nsid| *nsid > after));
-            if all.len() - before < 1024 {
+            if identify::append_listed(&list, self.info().max_nsid, &mut all)? < list.0.len() {
                 return Ok(all);
             }
         }
