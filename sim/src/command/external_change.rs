@@ -151,7 +151,7 @@ mod tests {
         );
         let (identify, read_code, write_code) = after(ExternalChange::Protect);
         assert_eq!((identify.nsattr, read_code), (1, 0));
-        assert_eq!(write_code, Status::WRITE_TO_READ_ONLY.code());
+        assert_eq!(write_code, Status::NAMESPACE_WRITE_PROTECTED.code());
         let (before, ..) = after(ExternalChange::Firmware(1));
         let (replaced, ..) = after(ExternalChange::Replace);
         assert_ne!(before.nguid, replaced.nguid);

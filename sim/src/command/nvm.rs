@@ -212,6 +212,7 @@ impl<'a, 'g> IoContext<'a, 'g> {
             return data.walk(DataDirection::FromHost, |_, _| Ok(()));
         }
         data.check(DataDirection::FromHost)?;
+        self.check_metadata(namespace, sqe, range)?;
         self.change_blocks(namespace, range, sqe.cdw12 & FUA != 0, || {
             data.write(&*namespace.store, range.offset, scratch)?;
             self.metadata(namespace, sqe, range, DataDirection::FromHost)
@@ -247,6 +248,21 @@ impl<'a, 'g> IoContext<'a, 'g> {
             cache.commit(offset, len, range.block());
         }
         Ok(())
+    }
+
+    /// Checks that the buffer of the metadata is mapped, if the format has one: a write that fails changes no block.
+    fn check_metadata(
+        &self,
+        namespace: &NamespaceImage,
+        sqe: &Sqe,
+        range: BlockRange,
+    ) -> Result<(), Status> {
+        if namespace.metadata.is_none() {
+            return Ok(());
+        }
+        let bytes = (range.len >> range.shift) as usize * usize::from(namespace.metadata_bytes);
+        let checked = self.dma.check(sqe.mptr, bytes);
+        checked.map_err(|_| Status::DATA_TRANSFER_ERROR)
     }
 
     /// Moves the metadata of the blocks, if the format has a separate buffer for it.
@@ -416,7 +432,8 @@ fn range(namespace: &NamespaceImage, lba: u64, blocks: u64) -> Result<BlockRange
 #[inline]
 fn writable(namespace: &NamespaceImage) -> Result<(), Status> {
     if namespace.is_read_only() {
-        Err(Status::WRITE_TO_READ_ONLY.with_dnr())
+        // Not Attempted Write to Read Only Range, which is for blocks that are read-only for another reason.
+        Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr())
     } else {
         Ok(())
     }

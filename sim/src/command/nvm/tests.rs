@@ -228,15 +228,33 @@ fn metadata_travels_in_its_own_buffer() {
 }
 
 #[test]
+fn a_write_without_a_buffer_for_its_metadata_changes_nothing() {
+    let mut config = config();
+    config.namespaces[0].metadata_bytes = 8;
+    let mut driver = Driver::with_queue(config);
+    driver.breaks_anything();
+    driver.fill(DATA, 0x11, 512);
+    for mptr in [1 << 40, u64::MAX - 3] {
+        let mut sqe = nvm::write(ONE, Lba(3), 1).with_prps(DATA, 0);
+        sqe.mptr = mptr;
+        assert_eq!(driver.io(sqe), Err(Status::DATA_TRANSFER_ERROR));
+    }
+    let mut sqe = nvm::read(ONE, Lba(3), 1).with_prps(DATA, 0);
+    sqe.mptr = DATA + 0x5000;
+    assert_eq!(driver.io(sqe), Ok(0));
+    assert_eq!(driver.bytes(DATA, 512), [0; 512]);
+}
+
+#[test]
 fn read_only_namespaces_refuse_every_change() {
     let mut config = config();
     config.namespaces[0].read_only = true;
     let mut driver = Driver::with_queue(config);
     let sqe = nvm::write(ONE, Lba(0), 1).with_prps(DATA, 0);
-    assert_eq!(driver.io(sqe), Err(Status::WRITE_TO_READ_ONLY));
+    assert_eq!(driver.io(sqe), Err(Status::NAMESPACE_WRITE_PROTECTED));
     assert_eq!(
         driver.io(nvm::write_zeroes(ONE, Lba(0), 1)),
-        Err(Status::WRITE_TO_READ_ONLY)
+        Err(Status::NAMESPACE_WRITE_PROTECTED)
     );
     assert_eq!(driver.io(nvm::flush(Nsid::ALL)), Ok(0));
 }
