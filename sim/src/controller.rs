@@ -42,7 +42,7 @@ impl<M: DmaMemory> Controller<M> {
     /// Makes a controller in the state after power on, or returns the error in its configuration.
     pub fn new(config: Config, memory: M) -> Result<Self, ConfigError> {
         config.check()?;
-        let device = ControllerState::new(config);
+        let device = ControllerState::new(config)?;
         identify::describe(&device);
         Ok(Self { memory, device })
     }

@@ -14,7 +14,7 @@ use crate::bus::doorbell::Doorbells;
 use crate::bus::interrupt::InterruptVectors;
 use crate::bus::queue::{QueueSlot, SCRATCH_BYTES};
 use crate::bus::registers::PropertyRegisters;
-use crate::config::settings::Config;
+use crate::config::settings::{Config, ConfigError};
 use crate::medium::latency::LatencyModel;
 use crate::medium::namespace::NamespaceImage;
 use crate::memory::{LockGuard, SpinLock};
@@ -62,7 +62,10 @@ pub(crate) struct ControllerState {
 
 impl ControllerState {
     /// Makes the state after power on. The caller has checked the configuration.
-    pub fn new(mut config: Config) -> Self {
+    ///
+    /// # Errors
+    /// The option for which there is not enough memory.
+    pub fn new(mut config: Config) -> Result<Self, ConfigError> {
         let mut cap = Cap(0);
         cap.set_mqes(config.mqes);
         cap.set_cqr(config.cqr);
@@ -80,16 +83,18 @@ impl ControllerState {
         let namespaces = core::mem::take(&mut config.namespaces)
             .into_iter()
             .map(|one| {
-                let mut namespace =
+                let made =
                     NamespaceImage::new(one.store, one.block_bytes, one.metadata_bytes, cache);
+                let too_much = "there is not that much memory for the metadata of all blocks";
+                let mut namespace = made.ok_or(ConfigError::new("meta", too_much))?;
                 if one.read_only {
                     namespace.protect();
                 }
                 namespace.noiob = one.noiob;
-                namespace
+                Ok(namespace)
             })
-            .collect();
-        Self {
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
             registers: PropertyRegisters::new(cap, units as u16),
             doorbells: Doorbells::new(config.max_queues, config.dstrd),
             slots: (0..=config.max_queues).map(|_| QueueSlot::new()).collect(),
@@ -110,7 +115,7 @@ impl ControllerState {
             running: AtomicBool::new(false),
             off_bus: AtomicBool::new(false),
             config,
-        }
+        })
     }
 
     /// True if commands are processed.

@@ -28,6 +28,10 @@ fn the_option_to_blame_is_named_with_its_range() {
         ("mem?fault=status:0", "fault", "1 to 0x7fff"),
         ("mem?fault=status:0x8000", "fault", "1 to 0x7fff"),
         ("mem?what=1", "what", ""),
+        ("mem?wc=off&cache=1MiB", "cache", "no write cache"),
+        ("mem?cache=1MiB&wc=off", "cache", "no write cache"),
+        ("mem?hmmin=16", "hmmin", "give hmpre="),
+        ("mem?seed=7", "seed", "nothing here is random"),
         ("mem?wc=maybe", "wc", ""),
     ] {
         let (named, told) = refusal(text);
@@ -84,4 +88,44 @@ fn namespaces_of_files_have_names_of_their_own() {
         assert_eq!((bytes, namespace.store.bytes()), (65_536, 65_536));
         std::fs::remove_file(name).unwrap();
     }
+}
+
+/// Metadata lie in memory: a controller whose metadata do not fit there is refused, and never made without them.
+#[test]
+fn metadata_that_no_memory_holds_are_refused() {
+    use nvme_sim::{Controller, VecMemory};
+    for size in ["", "size=4611686018427387904&"] {
+        let config = parse(&format!("null?{size}block=512&meta=65535")).unwrap();
+        let error = Controller::new(config, VecMemory::new(4096)).err().unwrap();
+        assert_eq!(error.option, "meta");
+        assert!(error.why.contains("not that much memory"), "{error}");
+    }
+}
+
+/// Options that go together are taken in any order.
+#[test]
+fn options_with_an_effect_are_taken() {
+    for text in [
+        "cache=1MiB&wc=on",
+        "hmmin=16&hmpre=32",
+        "seed=7&profile=optane",
+        "seed=7&latency=1us",
+        "seed=7&fault=drop@p=0.5",
+    ] {
+        assert!(parse(&format!("mem?{text}")).is_ok(), "{text}");
+    }
+}
+
+/// A block device has no length of a file, so that it is named before its size is asked.
+#[test]
+fn a_block_device_is_refused_by_name() {
+    use std::os::unix::fs::FileTypeExt;
+    let devices = std::fs::read_dir("/dev").unwrap().flatten();
+    let mut blocks = devices.filter(|one| one.file_type().is_ok_and(|kind| kind.is_block_device()));
+    let Some(path) = blocks.find(|one| std::fs::File::open(one.path()).is_ok()) else {
+        return;
+    };
+    let text = format!("{}?ro=on", path.path().display());
+    let (_, why) = refusal(&text);
+    assert!(why.contains("it is a block device"), "{text}: {why}");
 }

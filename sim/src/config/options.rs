@@ -9,6 +9,7 @@ mod table;
 mod values;
 
 use crate::config::settings::{Config, ConfigError, NamespaceConfig};
+use crate::medium::latency::LatencyProfile;
 use crate::medium::store::{GeneratedStore, MemoryStore, NullStore};
 pub use draft::ImageAccess;
 use draft::{ConfigDraft, bad};
@@ -151,6 +152,7 @@ fn draft(text: &str) -> Result<(StoreLocation, ConfigDraft), ConfigError> {
         seen.push(name);
         (row.set)(&mut draft, value).map_err(|why| bad(name, why))?;
     }
+    check_effects(&draft, &seen)?;
     if let Some(read_ns) = draft.read_ns {
         draft.config.profile = draft.config.profile.with_latency(read_ns);
     }
@@ -162,6 +164,24 @@ fn draft(text: &str) -> Result<(StoreLocation, ConfigDraft), ConfigError> {
         }
     }
     Ok((place, draft))
+}
+
+/// Refuses options that would have no effect beside the others.
+fn check_effects(draft: &ConfigDraft, seen: &[&str]) -> Result<(), ConfigError> {
+    let config = &draft.config;
+    let has_times = config.profile != LatencyProfile::NONE || draft.read_ns.is_some();
+    if seen.contains(&"cache") && !config.write_cache {
+        return Err(bad("cache", "there is no write cache; leave out wc=off"));
+    }
+    if config.hmmin > 0 && config.hmpre == 0 {
+        let why = "the controller asks for no host memory; give hmpre=, too";
+        return Err(bad("hmmin", why));
+    }
+    if config.faults.seed > 0 && config.faults.rules.is_empty() && !has_times {
+        let why = "nothing here is random; give fault=, profile= or latency=, too";
+        return Err(bad("seed", why));
+    }
+    Ok(())
 }
 
 /// Returns the message for an unknown option: the nearest known one, or all of them.

@@ -33,8 +33,14 @@ impl FileStore {
             .custom_flags(libc::O_NONBLOCK)
             .open(path)?;
         let kind = file.metadata()?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            let what = "it is neither a file nor a block device";
+        let what = match () {
+            _ if kind.is_block_device() => {
+                "it is a block device, and an image is a regular file: copy the device to one"
+            }
+            _ if !kind.is_file() => "it is not a regular file",
+            _ => "",
+        };
+        if !what.is_empty() {
             return Err(Error::new(ErrorKind::InvalidInput, what));
         }
         lock(&file, !read_only)?;

@@ -33,29 +33,26 @@ pub(crate) struct NamespaceImage {
 }
 
 impl NamespaceImage {
+    /// Makes a namespace; `None` if there is not enough memory for its metadata.
     pub fn new(
         store: Box<dyn BlockStore + Send + Sync>,
         block_bytes: u32,
         metadata_bytes: u16,
         cache_bytes: Option<usize>,
-    ) -> Self {
+    ) -> Option<Self> {
         let blocks = store.bytes() / u64::from(block_bytes);
         let metadata = match metadata_bytes {
             0 => None,
-            bytes => MemoryStore::new(blocks * u64::from(bytes)),
+            bytes => Some(MemoryStore::new(blocks.checked_mul(u64::from(bytes))?)?),
         };
         let null = store.is_null();
         let cache = cache_bytes
             .filter(|_| !null)
             .map(|bytes| WriteCache::new(bytes, LINE_BYTES));
-        Self {
+        Some(Self {
             bytes: AtomicU64::new(store.bytes()),
             store,
-            metadata_bytes: if metadata.is_some() {
-                metadata_bytes
-            } else {
-                0
-            },
+            metadata_bytes,
             metadata,
             cache,
             null,
@@ -65,7 +62,7 @@ impl NamespaceImage {
             formatting: AtomicBool::new(false),
             bad: SpinLock::new(Vec::new()),
             any_bad: AtomicBool::new(false),
-        }
+        })
     }
 
     /// Returns log2 of the block size.
@@ -205,7 +202,7 @@ mod tests {
     #[test]
     fn repair_cuts_exactly_what_was_written() {
         let store = Box::new(MemoryStore::new(1 << 20).unwrap());
-        let namespace = NamespaceImage::new(store, 512, 0, None);
+        let namespace = NamespaceImage::new(store, 512, 0, None).expect("no metadata");
         assert!(namespace.damage(1024, 4096));
         namespace.repair(2048, 512);
         let bad = |offset| namespace.is_damaged(offset, 512);
@@ -221,7 +218,7 @@ mod tests {
     #[test]
     fn a_new_format_erases_and_changes_the_count() {
         let store = Box::new(MemoryStore::new(1 << 20).unwrap());
-        let namespace = NamespaceImage::new(store, 512, 0, Some(4096));
+        let namespace = NamespaceImage::new(store, 512, 0, Some(4096)).expect("no metadata");
         namespace.store.write_at(0, &[1; 512]).unwrap();
         assert_eq!((namespace.blocks(), namespace.format()), (2048, 0));
         namespace.reformat(1).unwrap();

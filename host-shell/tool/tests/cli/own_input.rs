@@ -165,6 +165,6 @@ fn a_wait_for_the_writer_of_a_pipe_ends_with_a_signal() {
         &["read", "-d", "sim:pipe?ro=on", "--blocks", "1"][..],
         &["read", "-d", "sim:pipe", "--blocks", "1"],
     ] {
-        folder.fails(words, 2, "neither a file nor a block device");
+        folder.fails(words, 2, "not a regular file");
     }
 }

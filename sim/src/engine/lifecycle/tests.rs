@@ -264,7 +264,7 @@ fn commands_that_wait_are_bounded_by_their_queue() {
 #[test]
 fn a_barrier_waits_for_the_command_that_executes() {
     use std::sync::atomic::AtomicBool;
-    let device = ControllerState::new(config());
+    let device = ControllerState::new(config()).unwrap();
     let (waits, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let executing = device.slots[2].sq.lock();
     std::thread::scope(|scope| {
@@ -296,7 +296,7 @@ fn the_largest_transfer_counts_in_the_smallest_pages() {
     ] {
         let mut config = config();
         (config.mpsmin, config.mpsmax, config.mdts) = (mpsmin, 4, mdts);
-        assert_eq!(ControllerState::new(config).max_bytes(), bytes);
+        assert_eq!(ControllerState::new(config).unwrap().max_bytes(), bytes);
     }
 }
 
