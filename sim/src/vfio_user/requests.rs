@@ -42,6 +42,11 @@ pub(crate) struct ClientRequests {
     max_transfer: std::sync::atomic::AtomicUsize,
 }
 
+/// Returns the address of part `index` of memory that begins at `at`, in parts of `most` bytes; `None` past 2^64.
+fn address_of(at: u64, index: usize, most: usize) -> Option<u64> {
+    at.checked_add((index as u64).checked_mul(most as u64)?)
+}
+
 impl ClientRequests {
     /// Makes requests over `channel`. Without a channel, every request fails.
     pub fn new(channel: Option<Arc<MessageChannel>>) -> Self {
@@ -103,8 +108,11 @@ impl ClientRequests {
     /// Reads memory of any length by DMA_READ.
     pub fn read(&self, at: u64, into: &mut [u8]) -> bool {
         let most = self.max_transfer.load(Ordering::Relaxed);
-        let mut parts = (at..).step_by(most).zip(into.chunks_mut(most));
-        parts.all(|(address, part)| {
+        let mut parts = into.chunks_mut(most).enumerate();
+        parts.all(|(index, part)| {
+            let Some(address) = address_of(at, index, most) else {
+                return false;
+            };
             let count = part.len() as u64;
             let access = DmaAccess { address, count };
             let body = self.request(command::DMA_READ, access, &[]);
@@ -122,8 +130,11 @@ impl ClientRequests {
     /// Writes memory of any length by DMA_WRITE.
     pub fn write(&self, at: u64, from: &[u8]) -> bool {
         let most = self.max_transfer.load(Ordering::Relaxed);
-        let mut parts = (at..).step_by(most).zip(from.chunks(most));
-        parts.all(|(address, part)| {
+        let mut parts = from.chunks(most).enumerate();
+        parts.all(|(index, part)| {
+            let Some(address) = address_of(at, index, most) else {
+                return false;
+            };
             let count = part.len() as u64;
             let access = DmaAccess { address, count };
             self.request(command::DMA_WRITE, access, part).is_some()
@@ -180,5 +191,22 @@ impl ClientRequests {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_at_the_end_of_the_address_space_have_addresses() {
+        let last = u64::MAX - 0x1FFF;
+        assert_eq!(address_of(last, 0, 0x1000), Some(last));
+        assert_eq!(address_of(last, 1, 0x1000), Some(last + 0x1000));
+        assert_eq!(address_of(last, 2, 0x1000), None);
+        assert_eq!(address_of(1, usize::MAX, usize::MAX), None);
+        let requests = ClientRequests::new(None);
+        assert!(!requests.read(u64::MAX, &mut [0]));
+        assert!(!requests.write(u64::MAX, &[0]));
     }
 }
