@@ -147,6 +147,7 @@ struct shared {
 	struct shared *next;
 	char *device;
 	int gpu;
+	unsigned int allow_write;
 	unsigned int users;
 	nvme_gpu_t *store;
 };
@@ -196,7 +197,15 @@ static struct shared *take(const struct nvme_gpu_job_options *o)
 	pthread_mutex_lock(&lock);
 	for (one = stores; one; one = one->next)
 		if (!strcmp(one->device, o->device) && one->gpu == gpu)
-			goto found;
+			break;
+	if (one && one->allow_write != o->allow_write) {
+		log_err("nvme_gpu: %s: another job opened the device %s allow_write: give the option to all jobs on a "
+			"device, or to none\n", o->device, one->allow_write ? "with" : "without");
+		pthread_mutex_unlock(&lock);
+		return NULL;
+	}
+	if (one)
+		goto found;
 	one = calloc(1, sizeof(*one));
 	if (!one || !(one->device = strdup(o->device)))
 		goto failed;
@@ -208,6 +217,7 @@ static struct shared *take(const struct nvme_gpu_job_options *o)
 		goto failed;
 	}
 	one->gpu = gpu;
+	one->allow_write = o->allow_write;
 	one->next = stores;
 	stores = one;
 found:
@@ -238,24 +248,78 @@ static void release(struct shared *one)
 	pthread_mutex_unlock(&lock);
 }
 
+/* Whether both paths name one file or one block device, or one file that is yet to be created. */
+static int is_same(const char *path, const char *other)
+{
+	struct stat of_path, of_other;
+
+	if (!strcmp(path, other))
+		return 1;
+	if (stat(path, &of_path) || stat(other, &of_other))
+		return 0;
+	if (S_ISBLK(of_path.st_mode) && S_ISBLK(of_other.st_mode))
+		return of_path.st_rdev == of_other.st_rdev;
+	return of_path.st_dev == of_other.st_dev && of_path.st_ino == of_other.st_ino;
+}
+
+/* The images of a simulated drive are the path with %3F and %25 decoded, and for ns=N those with .2 to .N behind it. */
+static int is_image(const char *path, char *image)
+{
+	char *options = strchr(image, '?'), *to = image, *from;
+	unsigned long count = 1, i;
+	char *name;
+	int found;
+
+	if (options)
+		*options++ = 0;
+	for (from = image; *from; to++) {
+		int is_mark = !strncasecmp(from, "%3F", 3);
+
+		if (is_mark || !strncmp(from, "%25", 3)) {
+			*to = is_mark ? '?' : '%';
+			from += 3;
+		} else {
+			*to = *from++;
+		}
+	}
+	*to = 0;
+	found = is_same(path, image);
+	while (!found && options && (name = strsep(&options, "&")))
+		if (!strncmp(name, "ns=", 3))
+			count = strtoul(name + 3, NULL, strncasecmp(name + 3, "0x", 2) ? 10 : 16);
+	/* No drive has more namespaces. */
+	for (i = 2; !found && i <= count && i <= 256; i++) {
+		if (asprintf(&name, "%s.%lu", image, i) < 0)
+			return 1;
+		found = is_same(path, name);
+		free(name);
+	}
+	return found;
+}
+
 /* Whether the path names a file that the device lies in, or one that it is yet to create. */
 static int is_in_device(const char *path, const char *device)
 {
-	struct stat of_path, of_part;
-	char *all = strdup(device), *rest = all, *part;
-	int found = 0;
+	int is_stripe = !strncmp(device, "stripe:", 7);
+	int is_joined = !strncmp(device, "joined:", 7);
+	char *all = strdup(device), *rest = all, *part, *next;
+	int found = !all;
 
-	if (rest && !strncmp(rest, "stripe:", 7))
+	if (rest && (is_stripe || is_joined))
 		rest += 7;
-	while (!found && (part = strsep(&rest, "|"))) {
-		part[strcspn(part, "?")] = 0;
-		if (!strncmp(part, "file:", 5) || !strncmp(part, "sim:", 4))
-			part = strchr(part, ':') + 1;
-		found = !strcmp(path, part);
-		if (!stat(path, &of_path) && !stat(part, &of_part))
-			found |= S_ISBLK(of_path.st_mode) && S_ISBLK(of_part.st_mode) ?
-					 of_path.st_rdev == of_part.st_rdev :
-					 of_path.st_dev == of_part.st_dev && of_path.st_ino == of_part.st_ino;
+	if (rest && is_stripe) {
+		/* The last one is the stripe's: those before it belong to a member. */
+		for (part = NULL, next = rest; (next = strstr(next, "?stripe=")); next++)
+			part = next;
+		if (part)
+			*part = 0;
+	}
+	while (!found && rest) {
+		part = is_stripe || is_joined ? strsep(&rest, "|") : strsep(&rest, "");
+		if (!strncmp(part, "sim:", 4))
+			found = is_image(path, part + 4);
+		else
+			found = is_same(path, strncmp(part, "file:", 5) ? part : part + 5);
 	}
 	free(all);
 	return found;

@@ -140,6 +140,35 @@ fn fio_verifies_mixes_paces_and_names_what_fails() {
         fio.fails(device, &words, &["is a file of device="]);
     }
     assert!(std::fs::read(&image).unwrap() == before);
+    // Members, escapes and further namespaces are files of the device, too.
+    std::fs::write(fio.folder.path("x"), [0; 4096]).unwrap();
+    std::os::unix::fs::symlink(fio.folder.path("x"), fio.folder.path("y")).unwrap();
+    for (device, log) in [
+        ("joined:file:x|file:z", "x"),
+        ("joined:file:x|file:z", "y"),
+        ("stripe:file:z|file:y?stripe=4096", "x"),
+        ("stripe:sim:z?size=1MiB|sim:x?size=1MiB", "y"),
+        ("file:a?b", "a?b"),
+        ("sim:a%3fb%253F?size=1MiB", "a?b%3F"),
+        ("sim:d?size=1MiB&ns=2", "d.2"),
+    ] {
+        let words = format!("--rw=write --size=1M --write_iolog={log}");
+        let device = format!("--device={device}");
+        fio.fails(&device, &words, &["is a file of device="]);
+    }
+    assert_eq!(std::fs::read(fio.folder.path("x")).unwrap(), [0; 4096]);
+    // Jobs share the store of a device, and with it the right to write.
+    for (first, second, how) in [
+        ("--allow_write", "--loops=1", "with allow_write"),
+        ("--loops=1", "--allow_write", "without allow_write"),
+    ] {
+        let device = "--device=sim:mem?size=1MiB";
+        let shared = ["--bs=4k", "--rw=read", "--size=1M"];
+        let jobs = ["--name=a", device, first, "--name=b", device, second];
+        let output = fio.run(&[&shared[..], &jobs].concat());
+        let text = said(&output);
+        assert!(!output.status.success() && text.contains(how), "{text}");
+    }
     fio.fails("--device=nonsense", "--rw=read", &["names no device"]);
     fio.fails(
         device,
