@@ -126,7 +126,7 @@ def tensors_of(model):
     return found
 
 
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8", torch.int64: "I64"}
+_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64"}
 
 
 def bytes_of(tensor):

@@ -276,6 +276,27 @@ def test_with_nan_exactly_the_tokens_of_the_expert_are_nan(tmp_path):
     del block
 
 
+def test_an_expert_whose_numbers_are_refused_is_nan_and_not_another_one(tmp_path):
+    model, broken = Model(), 3
+    tensors = tensors_of(model)
+    for expert in range(EXPERTS):
+        name = f"model.layers.0.mlp.experts.{expert}.down_proj.weight"
+        del tensors[name]
+        # Numbers of 4 bits that are all 0; the shape of one expert is not that of its words.
+        tensors[f"{name}_packed"] = torch.full((WIDTH, HIDDEN // 8), -0x77777778, dtype=torch.int32)
+        tensors[f"{name}_scale"] = torch.ones(WIDTH, 1, dtype=torch.bfloat16)
+        tensors[f"{name}_shape"] = torch.tensor([WIDTH, HIDDEN + (expert == broken)])
+    path = safetensors(tmp_path / "model.safetensors", tensors)
+    with stream_experts(model, path, cache_bytes=40_000, reads=1, on_error="nan", share=1.0) as stream:
+        cache = stream._caches[0]
+        for _ in range(2):
+            chosen = torch.tensor([[1], [broken], [4], [broken]])
+            out = model.model.layers[0].mlp.experts(tokens(4), chosen, torch.ones(4, 1))
+            assert torch.isnan(out[[1, 3]]).all() and not out[[0, 2]].any()
+        assert stream.counts().failed == 2 and not cache.holds(stream._banks[0], broken)
+        assert len(cache._free_slots) + len(cache._held) == stream.slots
+
+
 def test_every_read_may_fail(tmp_path):
     path = saved(tmp_path, Model())
     first = reads_before(path) + 1

@@ -267,7 +267,7 @@ class _StepReads:
             free.pop()
 
     def finish(self, expert: int, pinned: set[int], on_error: OnReadError) -> int | None:
-        """Waits for an expert and writes it to a slot."""
+        """Waits for an expert and writes it to a slot. Returns None for one that was not read, or whose numbers were refused."""
         cache, key = self._cache, (self._bank.number, expert)
         guessed = self._guesses.get(expert)
         if guessed is not None and not _is_well(guessed):
@@ -294,6 +294,7 @@ class _StepReads:
         finally:
             if slot is not None and key not in cache._held:
                 cache._free_slots.append(slot)
+                slot = None
             cache.give_back(self._under_way.pop(expert))
         if guessed is None:
             cache.count("reads")
