@@ -151,9 +151,22 @@ def test_memory_of_another_gpu_is_refused(gpu_store, cuda):
 
 def test_the_default_stream_is_that_of_torch_where_torch_uses_the_gpu(cuda, monkeypatch):
     torch = pytest.importorskip("torch")
-    assert _buffers.stream_of(None) == 0
+    assert _buffers.stream_of(None, 0) == 0
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert _buffers.stream_of(None) == cuda.current.cuda_stream == 2
+    assert _buffers.stream_of(None, 0) == cuda.current.cuda_stream == 2
+
+
+def test_the_default_stream_is_that_of_the_gpu_of_the_store(gpu_store, cuda, monkeypatch):
+    torch = pytest.importorskip("torch")
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    # Torch's current device is another one.
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=1: (asked.append(device), cuda.current)[1])
+    table = rows_of(gpu_store, 100, 4)
+    table.gather(Device([3]), check="now")
+    table.scatter(Device([3]), Device([1, 2, 3, 4], "<i4", shape=(1, 4)), check="now")
+    gpu_store.read_into(Device([0] * 4)).result()
+    assert len(asked) >= 3 and set(asked) == {0}
 
 
 def test_dlpack_that_is_read_only_is_not_written(store):

@@ -273,16 +273,23 @@ def _flatten(value: Any, shape: tuple[int, ...], into: array[int]) -> None:
         _flatten(one, shape[1:], into)
 
 
-def stream_of(value: Any) -> int:
+def current_stream(tensor: Any) -> int | None:
+    """Torch's current stream on the GPU of ``tensor``; None for memory of the host."""
+    if not tensor.is_cuda:
+        return None
+    return int(torch()._C._cuda_getCurrentRawStream(tensor.device.index))  # type: ignore[union-attr]
+
+
+def stream_of(value: Any, gpu: int | None) -> int:
     """A stream as CUDA counts it.
 
-    None is torch's current one when torch uses the GPU, else the default one (0). Otherwise a number, or an object
+    None is torch's current one on ``gpu`` when torch uses GPUs, else the default one (0). Otherwise a number, or an object
     with ``cuda_stream`` (torch), ``ptr`` (cupy), ``handle`` (pycuda, numba) or ``__cuda_stream__`` (cuda.core).
     """
     if value is None:
         loaded = torch()
         if loaded is not None and hasattr(loaded, "cuda") and loaded.cuda.is_initialized():
-            return int(loaded.cuda.current_stream().cuda_stream)
+            return int(loaded.cuda.current_stream(gpu).cuda_stream)
         return 0
     found = value
     if not isinstance(value, int):

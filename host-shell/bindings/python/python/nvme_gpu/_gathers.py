@@ -53,7 +53,7 @@ class ResolvedIds:
         found.is_wide, found.is_tensor = table._wide(view), False
         found.is_of_gpu, found.stream = view.device[0] not in _buffers.CPU, 0
         if found.is_of_gpu:
-            found.stream = _buffers.stream_of(stream)
+            found.stream = _buffers.stream_of(stream, table._store.gpu)
             same_gpu(table._store._native.gpu_index, view.device, "ids")
         return found
 
@@ -76,7 +76,7 @@ def _of_tensor(table: Table, ids: Any, stream: Any) -> ResolvedIds:
         same_gpu(table._store._native.gpu_index, (_buffers.CUDA, gpu), "ids")
         found.address = ids.data_ptr()
         current = found.stream = torch._C._cuda_getCurrentRawStream(gpu)
-        if stream is not None and (number := _buffers.stream_of(stream)) != current:
+        if stream is not None and (number := _buffers.stream_of(stream, gpu)) != current:
             # Another stream than the one in whose order torch gives out memory.
             table._store._native.order(current, number)
             found.stream = number
@@ -110,6 +110,9 @@ class RowTarget:
             same_gpu(table._store._native.gpu_index, self.status.device, "status")
             status_fits(self.status, ids.count)
             self.status_address = self.status.address
+        if not ids.is_tensor:
+            for one in (out, status):
+                after_current(table._store._native, one, ids.stream)
         # torch gives out memory in the order of its own current stream: there it keeps what it was given.
         if not ids.is_tensor or not _is_current(self.out, ids.stream) or not (status is None or _buffers.is_tensor(status)):
             self.held = (ids.owner, ids.view, self.out, self.place, status, self.status)
@@ -176,7 +179,7 @@ def apart_on_gpu(table: Table, ids: Any, out: Any, status: Any) -> Any:
 def finish(begun: Prefetch, out: Any, stream: Any, check: Check | None, status: Any) -> Any:
     """The second half of a gather that a GPU has begun."""
     wanted = begun._resolved
-    wanted.stream = begun._stream if stream is None else _buffers.stream_of(stream)
+    wanted.stream = begun._stream if stream is None else _buffers.stream_of(stream, begun._table._store.gpu)
     target = RowTarget(begun._table, wanted, out, status, check)
     after_current(begun._table._store._native, target.out, wanted.stream)
     operation = begun._begun.finish(target.address, target.status_address, wanted.stream, target.held)
@@ -259,7 +262,6 @@ def _is_current(tensor: Any, stream: int) -> bool:
 
 def after_current(store: Any, value: Any, stream: int) -> None:
     """``stream`` waits for torch's current one, in whose order torch gives out memory."""
-    if _buffers.is_tensor(value) and value.is_cuda and not _is_current(value, stream):
-        torch = _buffers.torch()
-        assert torch is not None
-        store.order(torch._C._cuda_getCurrentRawStream(value.device.index), stream)
+    current = _buffers.current_stream(value) if _buffers.is_tensor(value) else None
+    if current is not None and current != stream:
+        store.order(current, stream)

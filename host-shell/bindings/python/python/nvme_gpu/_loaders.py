@@ -169,7 +169,7 @@ class Layer(OneProcess, Mapping[str, Any]):
         if self._native is not None:
             raise Usage("the layer is in use already", "ask the loader for it again")
         on_gpu = self._loader.path["memory"] == "gpu"
-        number = _buffers.stream_of(self._stream) if on_gpu or self._stream is not None else 0
+        number = _buffers.stream_of(self._stream, self._loader._store.gpu) if on_gpu or self._stream is not None else 0
         self._native = self._loader._native.layer(self._index, number)
         self._whole = _bytes_of(self._native, self._loader._store.gpu, number)
         return self

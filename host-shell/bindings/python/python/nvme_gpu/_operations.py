@@ -17,6 +17,7 @@ from typing import Any
 
 import torch as _torch
 
+from . import _buffers
 from ._errors import Usage
 from ._prefetch import Prefetch
 from ._store import Store, open
@@ -113,15 +114,22 @@ def _begun_by(table: Table, token: Any) -> Prefetch:
     if found is None or found._table is not table:
         remedy = "pass what nvme_ops.prefetch returned for this table, once, while it is referenced"
         raise Usage("the token names no rows of this table that were begun", remedy)
-    del _BEGUN[token.data_ptr()]
     return found
+
+
+def _finished(table: Table, token: Any, out: Any = None) -> Any:
+    """The rows of a token. It stays good where ``out`` is refused."""
+    begun = _begun_by(table, token)
+    rows = begun.result(out, stream=_buffers.current_stream(token))
+    _give_up(token.data_ptr(), weakref.ref(begun))
+    return rows
 
 
 def _finish(state: Any, token: Any) -> Any:
     table = _table(state)
     if not token.numel():
         return _finish_meta(state, token)
-    return _begun_by(table, token).result()
+    return _finished(table, token)
 
 
 def _finish_meta(state: Any, token: Any) -> Any:
@@ -133,7 +141,7 @@ def _finish_out(state: Any, token: Any, out: Any) -> None:
     table = _table(state)
     if not token.numel():
         return
-    _begun_by(table, token).result(out)
+    _finished(table, token, out)
 
 
 def _scatter(state: Any, ids: Any, src: Any) -> None:

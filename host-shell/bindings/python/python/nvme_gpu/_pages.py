@@ -288,7 +288,7 @@ class PageStore(Held):
             raise Usage(f"{len(keys)} keys do not match {count} pages", "pass one page for each key")
         if self._store is None:
             raise Usage("a page lies in memory of a GPU, and the area is shared", "use memory of the host here")
-        native, number = self._store._native, _buffers.stream_of(stream)
+        native, number = self._store._native, _buffers.stream_of(stream, self._store.gpu)
         views, pieces = _page_pieces.of_pages(pages, native, number, writable)
         return _all_bytes(keys), views, pieces, number
 

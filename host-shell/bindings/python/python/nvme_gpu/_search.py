@@ -164,8 +164,8 @@ class SearchIndex(Launching):
         if not _buffers.is_tensor(queries):
             raise Usage("queries on a GPU that are no tensor of torch", "use torch, or memory of the host")
         torch: Any = _buffers.torch()
-        number = _buffers.stream_of(stream)
-        current = _buffers.stream_of(None)
+        number = _buffers.stream_of(stream, self._store.gpu)
+        current = _buffers.stream_of(None, self._store.gpu)
         if self.metric == "euclidean":
             queries = queries.float()
         else:

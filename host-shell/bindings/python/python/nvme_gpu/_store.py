@@ -400,7 +400,7 @@ class Store(Held):
     def _move(self, buf: Any, offset: Any, stream: Any, is_read: bool, durable: bool) -> Pending:
         at = _arguments.whole("offset", offset, 0, (1 << 64) - 1)
         is_of_gpu = _buffers.is_of_gpu(buf, "buf")
-        number = _buffers.stream_of(stream) if is_of_gpu or stream is not None else 0
+        number = _buffers.stream_of(stream, self.gpu) if is_of_gpu or stream is not None else 0
         view = _buffers.view(buf, "buf", writable=is_read, store=self._native, stream=number)
         if view.device[0] in _buffers.CPU:
             native = self._native

@@ -325,7 +325,7 @@ class Table(OneProcess):
         if plain and not hasattr(ids, "dtype"):
             flat, shape = _buffers.flattened(ids)
             return View.from_buffer(flat, False), shape, flat
-        number = _buffers.stream_of(stream) if hasattr(ids, "__cuda_array_interface__") or stream is not None else 0
+        number = _buffers.stream_of(stream, self._store.gpu) if hasattr(ids, "__cuda_array_interface__") or stream is not None else 0
         view = _buffers.view(ids, "ids", writable=False, store=self._store._native, stream=number)
         self._wide(view)
         return view, view.shape, ids
@@ -436,7 +436,7 @@ class Table(OneProcess):
     ) -> _native.GpuOperation:
         if unique:
             raise Usage("unique= with ids in memory of a GPU", "leave it out: the last row of equal ids is written")
-        number = _buffers.stream_of(stream)
+        number = _buffers.stream_of(stream, self._store.gpu)
         source = self._place(rows, "rows", shape, False, number)
         places = self._status(status, number)
         for one, what in ((ids, "ids"), (source, "rows"), (places, "status")):
@@ -444,7 +444,8 @@ class Table(OneProcess):
                 _gathers.same_gpu(self._store._native.gpu_index, one.device, what)
         count = _gathers.count_of(shape)
         _gathers.status_fits(places, count)
-        _gathers.after_current(self._store._native, owner, number)
+        for value in (owner, rows, status):
+            _gathers.after_current(self._store._native, value, number)
         where = places.address if places is not None else 0
         held = (ids, owner, source, rows, places)
         operation = self._native.change_on_gpu(

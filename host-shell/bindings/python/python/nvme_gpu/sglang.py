@@ -20,6 +20,7 @@ import importlib
 import weakref
 from typing import Any, NamedTuple
 
+from . import _buffers
 from ._engines import ENGRAM, ENGRAM_WEIGHT, TableSettings, check_rows, known_class
 from ._errors import Usage
 from ._prefetch import Prefetch
@@ -124,7 +125,7 @@ def disk_embedding(original: type, settings: TableSettings) -> type:
             if not indices.numel():
                 return self.new_rows(indices)
             if begun is not None and begun.are_of(indices):
-                return begun.rows.result(out=self.new_rows(indices))
+                return begun.rows.result(out=self.new_rows(indices), stream=_buffers.current_stream(indices))
             return self.table.gather(indices.contiguous(), out=self.new_rows(indices))
 
     return DiskEngramEmbedding
