@@ -267,3 +267,65 @@ def test_a_table_of_bfloat16_takes_no_other_numbers_of_its_size():
         with pytest.raises(nvme_gpu.Usage, match="bfloat16"):
             table.scatter([1, 2], other)
     assert torch.equal(table.gather([1, 2], out=torch.empty(2, 4, dtype=torch.bfloat16)).float(), rows)
+
+
+def test_rows_of_operations_come_in_the_stream_that_uses_them(gpu_store, cuda, monkeypatch):
+    table, values = floats(gpu_store, 100, 4)
+    state, ids = nvme_gpu.torch.state(table), cuda(torch.tensor([3, 99]))
+    streams, ended = [], nvme_gpu._gathers._ended_on_gpu
+
+    def seen(operation, wanted, *rest):
+        streams.append(wanted.stream)
+        ended(operation, wanted, *rest)
+
+    monkeypatch.setattr(nvme_gpu._gathers, "_ended_on_gpu", seen)
+    for current, out in ((1, None), (2, cuda(torch.zeros(2, 4)))):
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+        token = OPS.prefetch(state, ids)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index, current=current: current)
+        found = OPS.prefetched(state, token) if out is None else OPS.prefetched_out(state, token, out)
+        table.check()
+        assert torch.equal((found if out is None else out).as_subclass(torch.Tensor), values[[3, 99]])
+    assert streams == [1, 2]
+
+
+def test_a_token_stays_good_where_its_output_is_refused(gpu_store, cuda):
+    table, values = floats(gpu_store, 100, 4)
+    state = nvme_gpu.torch.state(table)
+    token = OPS.prefetch(state, cuda(torch.tensor([3, 99])))
+    with pytest.raises(nvme_gpu.Usage, match="shape"):
+        OPS.prefetched_out(state, token, cuda(torch.zeros(3, 4)))
+    found = OPS.prefetched(state, token)
+    table.check()
+    assert torch.equal(found.as_subclass(torch.Tensor), values[[3, 99]])
+    with pytest.raises(nvme_gpu.Usage, match="names no rows"):
+        OPS.prefetched(state, token)
+
+
+class Ordered:
+    """A native store, and between which streams it was asked for an order."""
+
+    def __init__(self, native):
+        self._native, self.orders = native, []
+
+    def __getattr__(self, name):
+        return getattr(self._native, name)
+
+    def order(self, first, then):
+        self.orders.append((first, then))
+        self._native.order(first, then)
+
+
+def test_tensors_are_ordered_before_another_stream_whatever_the_ids_are(gpu_store, cuda, monkeypatch):
+    table, values = floats(gpu_store, 100, 4)
+    native = Ordered(gpu_store._native)
+    monkeypatch.setattr(gpu_store, "_native", native)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1)
+    table.scatter(Device([7]), cuda(torch.ones(1, 4)), stream=2, check="now")
+    assert native.orders == [(1, 2)]
+    out, status = cuda(torch.zeros(1, 4)), cuda(torch.full((1,), 9, dtype=torch.int32))
+    table.gather(Device([7]), out=out, stream=2, check="now")
+    plain = Device([0] * 4, "<f4", shape=(1, 4))
+    table.gather(Device([7]), out=plain, status=status, stream=2, check="now")
+    assert native.orders == [(1, 2)] * 3
+    assert out.tolist() == [[1.0] * 4] and status.tolist() == [0]
