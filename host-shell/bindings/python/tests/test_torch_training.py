@@ -565,3 +565,40 @@ def test_a_state_that_would_freeze_rows_is_refused_by_name(store):
         for _ in range(20):
             optimizer.step()
     assert torch.isfinite(optimizer.state[disk.weight]["sums"]).all()
+
+
+@pytest.mark.parametrize("wrong", [-1, 20])
+@pytest.mark.parametrize("kind", [DiskSGD, DiskAdagrad])
+def test_a_gradient_of_rows_that_are_not_there_changes_nothing(store, kind, wrong):
+    rows = torch.arange(80.0).reshape(20, 4)
+    table = store.table(0, shape=(20, 4), dtype="float32", on_error="zero")
+    table.scatter(torch.arange(20), rows)
+    disk = DiskEmbedding(table)
+    optimizer = kind(disk.parameters(), lr=0.5)
+    disk(torch.tensor([3, wrong])).sum().backward()
+    with pytest.raises(nvme_gpu.Usage, match=f"the gradient has row {wrong}, and the table rows from 0 to 19"):
+        optimizer.step()
+    with pytest.raises(nvme_gpu.Usage, match=f"the gradient has row {wrong}"):
+        clip_grad_norm_(disk.parameters(), 1.0)
+    assert torch.equal(table[torch.arange(20)], rows) and not optimizer.state.get(disk.weight)
+
+
+def test_a_rank_that_cannot_look_at_its_file_tells_the_others(tmp_path, monkeypatch):
+    from nvme_gpu import _gradients
+
+    path = tmp_path / "rows"
+    path.write_bytes(bytes(4096))
+    sent = []
+
+    def gather(into, mine, group=None):
+        sent.append(mine)
+        into[:] = [[], mine]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    with nvme_gpu.open(f"file:{path}") as store:
+        table = store.table(0, shape=(20, 4), dtype="float32")
+        _gradients._check_apart(table, 2, None)
+        path.unlink()
+        with pytest.raises(nvme_gpu.NvmeGpuError, match="rank 1 cannot look at the file") as caught:
+            _gradients._check_apart(table, 2, None)
+    assert caught.value.code == "file" and len(sent) == 2

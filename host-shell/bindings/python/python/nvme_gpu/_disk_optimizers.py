@@ -10,7 +10,7 @@ import torch as _torch
 
 from ._disk_embedding import table_of
 from ._errors import Usage
-from ._gradients import check_averaged
+from ._gradients import check_averaged, check_rows
 from ._operations import OPS, state
 from ._table import Table
 
@@ -141,6 +141,7 @@ class _RowOptimizer(_torch.optim.Optimizer):
                 "a step of a DiskEmbedding while a graph is captured: it looks at its gradients first",
                 "capture forward and backward, and step outside of the graph",
             )
+        check_rows(weight.grad)
         grad = weight.grad.coalesce()
         ids, values = grad.indices()[0], grad.values().float()
         if not ids.numel():

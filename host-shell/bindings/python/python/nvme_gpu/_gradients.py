@@ -10,7 +10,7 @@ from typing import Any
 import torch as _torch
 
 from ._disk_embedding import DiskEmbedding, sparse_rows, table_of
-from ._errors import Usage
+from ._errors import NvmeGpuError, Usage
 from ._table import Table
 
 
@@ -39,6 +39,19 @@ def check_averaged(weight: Any) -> None:
         )
 
 
+def check_rows(grad: Any) -> None:
+    """Raises :class:`Usage` for a sparse gradient of rows that its table does not have. Such a table says that they are no
+    error, and torch sums gradients by their ids without a look at them: it would write past its memory."""
+    rows = int(grad.shape[0])
+    ids = grad._indices()[0]
+    wrong = ids[(ids < 0) | (ids >= rows)]
+    if wrong.numel():
+        raise Usage(
+            f"the gradient has row {int(wrong[0])}, and the table rows from 0 to {rows - 1}",
+            "no row was written: give the embedding ids of its rows, or padding_idx",
+        )
+
+
 def prepare_for_ddp(module: Any) -> None:
     """Has ``DistributedDataParallel(module)``, which is called next, leave the embeddings on NVMe alone.
 
@@ -62,7 +75,9 @@ def average_gradients(module: Any, group: Any = None) -> None:
         return
     for weight in _weights(module):
         _check_apart(table_of(weight), ranks, group)
-        grad = (weight if weight.grad is None else weight.grad).detach().coalesce()
+        grad = (weight if weight.grad is None else weight.grad).detach()
+        check_rows(grad)
+        grad = grad.coalesce()
         # A gradient that was set to zero has lost the shape of its rows.
         values = grad.values().reshape(-1, weight.shape[1])
         ids, values = _gathered(grad.indices()[0], values, ranks, group)
@@ -90,11 +105,18 @@ def _gathered(ids: Any, values: Any, ranks: int, group: Any) -> tuple[Any, Any]:
 
 def _check_apart(table: Table, ranks: int, group: Any) -> None:
     """Drives belong to one process; a file may be open in several."""
-    mine = _files(table.store._device)
+    mine: list[tuple[str, int, int]] | str
+    try:
+        mine = _files(table.store._device)
+    except OSError as error:
+        # The other ranks wait for this one: they get the error in its place.
+        mine = str(error)
     all_of_them: list[Any] = [None] * ranks
     _torch.distributed.all_gather_object(all_of_them, mine, group=group)
     seen: set[Any] = set()
-    for files in all_of_them:
+    for rank, files in enumerate(all_of_them):
+        if isinstance(files, str):
+            raise NvmeGpuError(f"rank {rank} cannot look at the file of its rows: {files}", "check that file", "file")
         if seen & set(files):
             raise Usage(
                 "several ranks train rows of one file, which would be changed once by each",
@@ -142,5 +164,6 @@ def _values(parameter: Any) -> Any:
     if grad.layout is not _torch.sparse_coo:
         return grad
     if not parameter.grad.is_coalesced():
+        check_rows(parameter.grad)
         parameter.grad = parameter.grad.detach().coalesce()
     return parameter.grad._values()
