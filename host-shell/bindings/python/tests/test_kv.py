@@ -586,3 +586,59 @@ def test_a_child_of_a_fork_does_not_wait_for_a_thread_of_its_parent(store):
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError])
+def test_blocks_that_an_exception_kept_from_a_cache_are_failed_ones(store, monkeypatch, raised):
+    kv, given = opened(store), caches()
+    saved(kv, "a", range(13), [5, 2, 7], given)
+    found = kv.get_num_new_matched_tokens("b", range(13))
+    kv.update_state_after_alloc("b", [0, 1, 2], found)
+    kv.start_load_kv(empty(), ["b"])
+
+    def stopped(*_):
+        raise raised("half-way")
+
+    first, *others = kv.layers
+    with monkeypatch.context() as patch:
+        patch.setattr(nvme_gpu._kv, "put", stopped)
+        with pytest.raises(raised):
+            kv.wait_for_layer_load(first)
+    assert kv.get_block_ids_with_load_errors() == {0, 1, 2}
+    with pytest.raises(nvme_gpu.KvLoadError, match="half-way") as caught:
+        kv.wait_for_layer_load(first)
+    assert caught.value.block_ids == {0, 1, 2}
+    for layer in kv.layers:
+        kv.wait_for_layer_load(layer)
+    kv.request_finished("b")
+    kv.clear()
+    assert len(kv) == 0 and kv.free == kv.capacity, "pins are given back"
+
+
+def test_what_was_written_is_kept_where_an_exception_ends_the_wait(store, monkeypatch):
+    kv, given = opened(store), caches()
+    kv.get_num_new_matched_tokens("a", range(13))
+    kv.update_state_after_alloc("a", [5, 2, 7])
+    for layer in kv.layers:
+        kv.save_kv_layer(layer, given[layer])
+    # Another save, whose wait is interrupted, comes behind these.
+    kv.get_num_new_matched_tokens("b", range(50, 63))
+    kv.update_state_after_alloc("b", [0, 1, 3])
+    kv.save_kv_layer(kv.layers[0], given[kv.layers[0]], ["b"])
+    wait, count = nvme_gpu._kv_moves.Move.wait, []
+
+    def interrupted(move):
+        count.append(move)
+        if len(count) == len(kv.layers) + 1:
+            raise KeyboardInterrupt
+        return wait(move)
+
+    monkeypatch.setattr(nvme_gpu._kv_moves.Move, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kv.wait_for_save()
+    assert len(kv) == 3
+    kv.wait_for_save()
+    kv.request_finished("a")
+    kv.request_finished("b")
+    kv.clear()
+    assert kv.free == kv.capacity

@@ -149,6 +149,8 @@ class KvStore(OneProcess):
         self._loads: dict[str, list[_Load]] = {name: [] for name in names}
         self._saves: list[tuple[Move, list[_Block]]] = []
         self._failed: set[int] = set()
+        # By layer, the blocks that an interrupted call did not load, and why.
+        self._unreported: dict[str, tuple[set[int], NvmeGpuError | None]] = {}
 
     # ---- what there is
 
@@ -286,25 +288,21 @@ class KvStore(OneProcess):
         """
         with self._lock:
             self._table(layer)
-            failed: set[int] = set()
-            first: NvmeGpuError | None = None
-            while self._loads[layer]:
-                one = self._loads[layer][0]
-                bad, error = one.move.wait()
-                del self._loads[layer][0]
-                first = first or error
-                good = [at for at in range(len(one.block_ids)) if at not in bad]
-                put(one.cache, [one.block_ids[at] for at in good], one.move.rows, good)
-                for at in bad:
-                    failed.add(one.block_ids[at])
-                    self._drop(one.loads.blocks[at])
-                    request, number = one.places[at]
-                    request.most_saved = min(request.most_saved, number)
-                one.loads.layers -= 1
-                if not one.loads.layers:
-                    self._release(one.loads.blocks)
-            if failed:
+            failed, first = self._unreported.pop(layer, (set(), None))
+            try:
+                while self._loads[layer]:
+                    bad, error = self._loads[layer][0].move.wait()
+                    first = first or error
+                    self._end_load(layer, bad, failed)
+            except BaseException as error:
+                if failed:
+                    remedy = "call wait_for_layer_load again, and compute these blocks"
+                    stopped = NvmeGpuError(f"loading was interrupted: {error!r}", remedy, "unfinished")
+                    self._unreported[layer] = failed, first or stopped
+                raise
+            finally:
                 self._failed |= failed
+            if failed:
                 assert first is not None
                 raise KvLoadError(layer, failed, first) from first
 
@@ -352,27 +350,29 @@ class KvStore(OneProcess):
             first: NvmeGpuError | None = None
             # Only blocks with a write that has ended here may have become whole.
             ended: dict[bytes, _Block] = {}
-            while self._saves:
-                move, blocks = self._saves[0]
-                bad, error = move.wait()
-                del self._saves[0]
-                first = first or error
-                for at, block in enumerate(blocks):
-                    block.writes -= 1
-                    block.has_failed |= at in bad
-                    block.is_bad |= at in bad
-                    ended[block.key] = block
-            if durable and self._saving:
-                try:
-                    self._store.flush()
-                except NvmeGpuError as error:
+            try:
+                while self._saves:
+                    move, blocks = self._saves[0]
+                    bad, error = move.wait()
+                    del self._saves[0]
                     first = first or error
-                    for key, (_, block) in self._saving.items():
-                        block.is_bad = True
-                        ended[key] = block
-            # The first block of a chain is the last to make room.
-            for key, block in reversed(list(ended.items())):
-                self._end_save(key, block)
+                    for at, block in enumerate(blocks):
+                        block.writes -= 1
+                        block.has_failed |= at in bad
+                        block.is_bad |= at in bad
+                        ended[block.key] = block
+                if durable and self._saving:
+                    try:
+                        self._store.flush()
+                    except NvmeGpuError as error:
+                        first = first or error
+                        for key, (_, block) in self._saving.items():
+                            block.is_bad = True
+                            ended[key] = block
+            finally:
+                # The first block of a chain is the last to make room. A call that Ctrl-C ends keeps what was written.
+                for key, block in reversed(list(ended.items())):
+                    self._end_save(key, block)
             if first is not None:
                 raise first
 
@@ -471,6 +471,26 @@ class KvStore(OneProcess):
                 self._idle[block.key] = block
             else:
                 self._free.append(block.slot)
+
+    def _end_load(self, layer: str, bad: set[int], failed: set[int]) -> None:
+        """Copies rows of the first load of a layer to the cache. Adds the blocks of the others, and all if the copy raises,
+        to ``failed``."""
+        one = self._loads[layer][0]
+        good = [at for at in range(len(one.block_ids)) if at not in bad]
+        lost = set(range(len(one.block_ids)))
+        try:
+            put(one.cache, [one.block_ids[at] for at in good], one.move.rows, good)
+            lost = bad
+        finally:
+            del self._loads[layer][0]
+            for at in lost:
+                failed.add(one.block_ids[at])
+                self._drop(one.loads.blocks[at])
+                request, number = one.places[at]
+                request.most_saved = min(request.most_saved, number)
+            one.loads.layers -= 1
+            if not one.loads.layers:
+                self._release(one.loads.blocks)
 
     def _end_save(self, key: bytes, block: _Block) -> None:
         """Keeps a block that is whole, or gives up one that is bad, once nothing is written to it."""
