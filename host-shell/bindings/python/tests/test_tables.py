@@ -382,3 +382,51 @@ def test_memory_is_made_while_other_threads_run():
         is_over.append(True)
         thread.join()
     assert any(ran)
+
+
+@pytest.mark.parametrize(
+    "dtype,rows",
+    [
+        ("int32", [[1.5, 2]]),
+        ("int32", [[1.0, 2.0]]),
+        ("int32", [[1 << 31, 0]]),
+        ("uint8", [[-1, 0]]),
+        ("uint8", [[256, 0]]),
+        ("int64", [[1 << 63, -1]]),
+        ("int64", [[1 << 70, 0]]),
+        ("bool", [[2, 0]]),
+        ("float16", [[1e6, 0]]),
+        ("float32", [[1e300, 0]]),
+        ("float32", [[1j, 0]]),
+        ("float32", [["1", "2"]]),
+        ("float32", [[None, 0]]),
+        ("float32", [[1, 2], [3]]),
+    ],
+)
+def test_numbers_in_lists_that_the_dtype_does_not_hold_are_not_written(store, dtype, rows):
+    pytest.importorskip("numpy")
+    store.write(bytes(range(64)))
+    table = store.table(0, shape=(4, 2), dtype=dtype)
+    for change in (table.scatter, table.scatter_add) if dtype in ("int32", "float32") else (table.scatter,):
+        with pytest.raises(nvme_gpu.Usage, match="rows: "):
+            change([1], rows)
+    assert store.read(64) == bytes(range(64))
+
+
+@pytest.mark.parametrize(
+    "dtype,rows",
+    [
+        ("int32", [[-(1 << 31), (1 << 31) - 1]]),
+        ("uint64", [[1, (1 << 64) - 1]]),
+        ("bool", [[True, 0]]),
+        ("float32", [[0.1, 1 << 24]]),
+        ("float32", [[float("inf"), 10**30]]),
+        ("float16", [[65504, True]]),
+        ("complex64", [[1 + 2j, 0.5]]),
+    ],
+)
+def test_numbers_in_lists_are_written_as_the_dtype_has_them(store, dtype, rows):
+    numpy = pytest.importorskip("numpy")
+    table = store.table(0, shape=(4, 2), dtype=dtype)
+    table.scatter([1], rows)
+    assert numpy.array_equal(table[[1]], numpy.array(rows, dtype=dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _arguments, _buffers, _dtypes, _gathers, _indices, _native, _prefetch, _scales
-from ._errors import Timeout, Usage
+from ._errors import Timeout, Usage, in_short
 from ._gathers import Check, OnError
 from ._held import OneProcess
 from ._native import Array, View
@@ -399,13 +399,7 @@ class Table(OneProcess):
         else:
             view, shape, _ = self._ids(ids, stream)
         if isinstance(rows, (list, tuple)):
-            numpy = _buffers.numpy()
-            if numpy is None:
-                raise Usage("lists of numbers need numpy", "install it, or pass an array")
-            try:
-                rows = numpy.asarray(rows, dtype=self._dtype)
-            except (ValueError, TypeError, OverflowError) as error:
-                raise Usage(f"rows: {error}", "give lists of numbers, one row for each id") from error
+            rows = _listed(rows, self._dtype)
         if _buffers.is_tensor(rows):
             rows = rows.detach().contiguous()
         if view.device[0] not in _buffers.CPU:
@@ -453,3 +447,46 @@ class Table(OneProcess):
         )
         _gathers.checked(operation, check)
         return operation
+
+
+def _listed(rows: Any, dtype: str) -> Any:
+    """Lists of numbers as an array of ``dtype``, which holds each of them.
+
+    Raises :class:`Usage` for numbers that would become others: those with a fraction for whole numbers, and too large ones.
+    """
+    numpy = _buffers.numpy()
+    if numpy is None:
+        raise Usage("lists of numbers need numpy", "install it, or pass an array")
+    try:
+        kind = numpy.dtype(dtype)
+        given = _whole(numpy, rows, dtype) if kind.kind in "iub" else _real(numpy, rows, dtype, kind.kind == "c")
+        with numpy.errstate(all="ignore"):
+            made = given.astype(kind)
+        is_held = made == given if kind.kind in "iub" else numpy.isfinite(made) == numpy.isfinite(given)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Usage(f"rows: {error}", "give lists of numbers, one row for each id") from error
+    wrong = numpy.flatnonzero(numpy.logical_not(is_held))
+    if wrong.size:
+        number = given.flat[int(wrong[0])]
+        shown = in_short(number.item() if hasattr(number, "item") else number)
+        raise Usage(f"rows: {dtype} does not hold the number {shown}", "nothing was written: use numbers of the table's dtype")
+    return made
+
+
+def _whole(numpy: Any, rows: Any, dtype: str) -> Any:
+    given = numpy.asarray(rows)
+    if given.size and given.dtype.kind not in "iub":
+        # numpy makes float64 of numbers of which some have a sign and others take 64 bits.
+        given = numpy.asarray(rows, dtype=object)
+        if not all(hasattr(one, "__index__") for one in given.flat):
+            raise TypeError(f"numbers with a fraction, or what is no number, for rows of {dtype}")
+    return given
+
+
+def _real(numpy: Any, rows: Any, dtype: str, is_complex: bool) -> Any:
+    given = numpy.asarray(rows)
+    if given.dtype.kind == "O":
+        given = numpy.asarray([float(one) for one in given.flat]).reshape(given.shape)
+    if given.size and given.dtype.kind not in ("iubfc" if is_complex else "iubf"):
+        raise TypeError(f"{given.dtype} for rows of {dtype}")
+    return given
