@@ -241,9 +241,9 @@ impl StreamedGemm {
             stages => (product.workspace, stages + words),
         };
         let weights = optional(w, extent(&[matrix.rows, matrix.columns]));
-        self.module.gpu().judge_list(
+        self.module.gpu().judge_apart(
             stream,
-            [
+            &[
                 Memory::read("x", product.x, extent(&[product.tokens, matrix.columns]), 2)
                     .aligned_to(16),
                 Memory::read("w", w, weights, 2).aligned_to(16),

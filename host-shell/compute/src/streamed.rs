@@ -70,17 +70,18 @@ impl StreamedProducts {
         if results == 0 {
             return Ok(());
         }
-        let ids = ids.map(|ids| {
+        let ids = ids.map_or(Memory::read("ids", 0, 0, 1), |ids| {
             let unit = if ids.wide { 8 } else { 4 };
             Memory::read("ids", ids.address, ids.count, unit)
         });
-        let vectors = [
-            Memory::read("x", x, columns, 4),
-            Memory::written("y", y, results, 4),
-        ];
-        self.module
-            .gpu()
-            .judge_list(stream, ids.into_iter().chain(vectors))
+        self.module.gpu().judge_apart(
+            stream,
+            &[
+                ids,
+                Memory::read("x", x, columns, 4),
+                Memory::written("y", y, results, 4),
+            ],
+        )
     }
 
     /// Enqueues `y = W x` in `stream`, a `CUstream` of the store's GPU, and returns before it runs. `x` is the address

@@ -29,6 +29,8 @@ pub enum MemoryLocation {
 pub enum MemoryUse {
     /// The GPU reads the memory.
     Reads,
+    /// The GPU reads the memory, and may write its result over it: the same address and length.
+    ReadsInPlace,
     /// The GPU writes the memory, and may read it.
     Writes,
 }
@@ -69,12 +71,68 @@ impl<'a> KernelArgument<'a> {
         }
     }
 
+    /// Describes `count` elements of `unit` bytes that a kernel reads, and that may be the memory of its result.
+    pub fn read_in_place(name: &'a str, address: u64, count: u64, unit: u64) -> Self {
+        Self {
+            usage: MemoryUse::ReadsInPlace,
+            ..Self::read(name, address, count, unit)
+        }
+    }
+
     /// Describes `count` elements of `unit` bytes that a kernel writes.
     pub fn written(name: &'a str, address: u64, count: u64, unit: u64) -> Self {
         Self {
             usage: MemoryUse::Writes,
             ..Self::read(name, address, count, unit)
         }
+    }
+
+    /// Returns the argument for [`check_apart`](Self::check_apart): one whose elements have gaps is left out, since other
+    /// arguments may lie in these.
+    pub fn if_dense(self, is_dense: bool) -> Self {
+        match is_dense {
+            true => self,
+            false => Self { bytes: 0, ..self },
+        }
+    }
+
+    /// Checks that memory that a kernel writes is no memory of another argument of the call: threads run in any order, so
+    /// that some would read what others have written.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] with the names of two arguments that share memory.
+    pub fn check_apart(all: &[Self]) -> Result<()> {
+        for (at, one) in all.iter().enumerate() {
+            for other in &all[at + 1..] {
+                if one.excludes(other) {
+                    return Err(Error::usage(
+                        format!(
+                            "{} and {} share memory, which the GPU writes",
+                            one.name, other.name
+                        ),
+                        "use memory of its own for each",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// True if a kernel cannot have both arguments.
+    fn excludes(&self, other: &Self) -> bool {
+        use MemoryUse::{ReadsInPlace, Writes};
+        let end = |one: &Self| one.address.saturating_add(one.bytes);
+        let is_shared = self.bytes > 0
+            && other.bytes > 0
+            && self.address < end(other)
+            && other.address < end(self);
+        let is_same = (self.address, self.bytes) == (other.address, other.bytes);
+        is_shared
+            && match (self.usage, other.usage) {
+                (ReadsInPlace, Writes) | (Writes, ReadsInPlace) => !is_same,
+                (Writes, _) | (_, Writes) => true,
+                _ => false,
+            }
     }
 }
 
@@ -186,6 +244,16 @@ impl Gpu {
             }
         }
         Ok(())
+    }
+
+    /// Checks the arguments of a call as [`judge_list`](Self::judge_list) does, and that those that the kernel writes lie
+    /// apart from all others.
+    ///
+    /// # Errors
+    /// As [`judge_list`](Self::judge_list) and [`KernelArgument::check_apart`].
+    pub fn judge_apart(&self, stream: u64, all: &[KernelArgument<'_>]) -> Result<()> {
+        self.judge_list(stream, all.iter().copied())?;
+        KernelArgument::check_apart(all)
     }
 
     /// Performs [`judge`](Self::judge) while this GPU's context is current.
@@ -352,4 +420,45 @@ fn refused(
     let (name, address) = (argument.name, argument.address);
     let memory = format!("the memory of {name} at {address:#x}");
     Error::usage(format!("{memory} {cause}"), remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::KernelArgument as Memory;
+
+    fn apart(all: &[Memory<'_>]) -> bool {
+        Memory::check_apart(all).is_ok()
+    }
+
+    #[test]
+    fn what_a_kernel_writes_lies_apart_from_all_else() {
+        let (x, y) = (
+            Memory::read("x", 0x1000, 8, 4),
+            Memory::written("y", 0x1020, 8, 4),
+        );
+        assert!(apart(&[x, y]) && apart(&[y, x]) && apart(&[x, x]));
+        for shared in [
+            Memory::read("z", 0x103f, 1, 1),
+            Memory::written("z", 0, 0x1021, 1),
+        ] {
+            let error = Memory::check_apart(&[x, y, shared]).unwrap_err();
+            assert!(
+                error.to_string().contains("y and z share memory"),
+                "{error}"
+            );
+        }
+        // No byte is shared with an argument without bytes, also inside of another.
+        assert!(apart(&[y, Memory::written("z", 0x1030, 0, 4)]));
+        assert!(apart(&[y, Memory::read("z", 0x1030, 1, 4).if_dense(false)]));
+        assert!(!apart(&[y, Memory::read("z", 0x1030, u64::MAX, 4)]));
+    }
+
+    #[test]
+    fn a_result_may_be_all_of_an_input_in_place() {
+        let x = Memory::read_in_place("x", 0x1000, 8, 4);
+        assert!(apart(&[x, Memory::written("y", 0x1000, 8, 4)]));
+        assert!(!apart(&[x, Memory::written("y", 0x1004, 8, 4)]));
+        assert!(!apart(&[x, Memory::written("y", 0x1000, 7, 4)]));
+        assert!(!apart(&[Memory::written("y", 0x1000, 8, 4); 2]));
+    }
 }

@@ -132,12 +132,11 @@ impl GpuNgramHash {
                 "hash fewer tokens at a time",
             )
         })?;
+        let result = KernelArgument::written("out", out, ids, 8);
         let launch = NgramLaunch {
             out,
-            ..self.checked(tokens, stream)?
+            ..self.checked(tokens, result, stream)?
         };
-        let out = KernelArgument::written("out", out, ids, 8);
-        self.gpu().judge_list(stream, [out])?;
         // SAFETY: the caller keeps the conditions under `# Safety`.
         unsafe { self.launch(self.rows, ids, &launch, stream) }
     }
@@ -162,14 +161,14 @@ impl GpuNgramHash {
         }
         let launch = NgramLaunch {
             accepted,
-            ..self.checked(tokens, stream)?
+            ..self.checked(tokens, KernelArgument::read("accepted", 0, 0, 4), stream)?
         };
         let sequences = u64::from(tokens.sequences);
         let some = if accepted == 0 { 0 } else { sequences };
         let words = self.history_words(tokens);
-        self.gpu().judge_list(
+        self.gpu().judge_apart(
             stream,
-            [
+            &[
                 KernelArgument::read("accepted", accepted, some, 4),
                 KernelArgument::written("histories", tokens.histories, words, 8),
             ],
@@ -185,7 +184,12 @@ impl GpuNgramHash {
     }
 
     /// Returns the words of a launch over `tokens`, after a check that the kernels may use their memory.
-    fn checked(&self, tokens: &StepTokens, stream: u64) -> Result<NgramLaunch> {
+    fn checked(
+        &self,
+        tokens: &StepTokens,
+        result: KernelArgument<'_>,
+        stream: u64,
+    ) -> Result<NgramLaunch> {
         let usage = |cause: &str, remedy: &str| Err(Error::usage(cause, remedy));
         if tokens.sequences == 0 || (tokens.starts == 0 && tokens.sequences != 1) {
             return usage(
@@ -212,9 +216,9 @@ impl GpuNgramHash {
         let of = |address: u64, count: u64| if address == 0 { 0 } else { count };
         let unit = if tokens.is_wide { 8 } else { 4 };
         let words = self.history_words(tokens);
-        self.gpu().judge_list(
+        self.gpu().judge_apart(
             stream,
-            [
+            &[
                 KernelArgument::read("tokens", tokens.tokens, tokens.count, unit),
                 KernelArgument::read("starts", tokens.starts, of(tokens.starts, sequences + 1), 4),
                 KernelArgument::read(
@@ -224,6 +228,7 @@ impl GpuNgramHash {
                     8,
                 ),
                 KernelArgument::read("slots", tokens.slots, of(tokens.slots, sequences), 8),
+                result,
             ],
         )?;
         Ok(NgramLaunch {

@@ -243,15 +243,14 @@ impl SelectionKernels {
         let gpu = self.module.gpu();
         let workspace = Self::workspace_bytes(pages, queries, choice.keep);
         let [of_queries, numbers, counts] = queries.tables(pages);
-        gpu.judge_list(stream, [of_queries.aligned_to(16), numbers, counts])?;
-        gpu.judge_list(
+        gpu.judge_apart(
             stream,
-            [Memory::written(
-                "workspace",
-                choice.workspace,
-                workspace / 4,
-                4,
-            )],
+            &[
+                of_queries.aligned_to(16),
+                numbers,
+                counts,
+                Memory::written("workspace", choice.workspace, workspace / 4, 4),
+            ],
         )?;
         let words = words(pages, queries, choice);
         let rows = words.rows();

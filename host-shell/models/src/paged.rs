@@ -130,17 +130,20 @@ impl PagedKernels {
         let page = pages.shape().page_bytes() / 2;
         let tail = u64::from(queries.sequences).saturating_mul(page);
         let tail_counts = optional(queries.tail, queries.sequences.into());
-        let tables = queries.tables(pages);
-        let y = tables[0].bytes / 4;
+        let [of_queries, numbers, counts] = queries.tables(pages);
+        let y = of_queries.bytes / 4;
         let workspace = Self::workspace_bytes(pages, queries) / 4;
-        self.module.gpu().judge_list(
+        self.module.gpu().judge_apart(
             stream,
-            tables.into_iter().chain([
+            &[
+                of_queries,
+                numbers,
+                counts,
                 Memory::read("tail", queries.tail, optional(queries.tail, tail), 2).aligned_to(16),
                 Memory::read("tail_counts", queries.tail_counts, tail_counts, 4),
                 Memory::written("y", queries.y, y, 4),
                 Memory::written("workspace", queries.workspace, workspace, 4),
-            ]),
+            ],
         )
     }
 

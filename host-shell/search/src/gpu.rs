@@ -136,9 +136,9 @@ impl GpuSearch {
         parameters.check()?;
         let elements = request.count.saturating_mul(self.words.elements.into());
         let results = request.count.saturating_mul(parameters.results.into());
-        self.gpu.judge_list(
+        self.gpu.judge_apart(
             stream,
-            [
+            &[
                 KernelArgument::read("queries", request.queries, elements, 4),
                 KernelArgument::written("ids", request.ids, results, 8),
                 KernelArgument::written("distances", request.distances, results, 4),

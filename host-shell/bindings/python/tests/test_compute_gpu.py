@@ -174,3 +174,20 @@ def test_a_gpu_without_the_kernels_says_so():
         FAKE_CUDA="badptx",
     )
     assert done.stdout.split() == ["environment", "environment"], done.stdout
+
+
+def test_results_lie_apart_from_what_the_gpu_reads(cuda):
+    weights, x = cuda(dice(4, 32)), cuda(dice(32))
+    two = cuda(dice(2, 32))
+    memory = dice(3, 64).bfloat16()
+    for call in (
+        lambda: compute.gemv(weights, x, x[:4]),
+        lambda: compute.rms_norm(two[0], x, x),
+        lambda: compute.rms_norm(two.view(64)[:32], x, two.view(64)[16:48]),
+        lambda: compute.silu_mul(x, two[0], two[0]),
+        lambda: compute.unpack(cuda(memory[:1]), out=cuda(memory.view(torch.float32)[:2].reshape(1, 64))),
+        lambda: compute.matmul(weights, cuda(dice(32, 4)), weights.view(128)[:16].view(4, 4)),
+    ):
+        with pytest.raises(nvme_gpu.Usage, match="share memory"):
+            call()
+    same(compute.silu_mul(x, two[0], x), compute.silu_mul(cuda(dice(32)).cpu(), two[0].cpu()))

@@ -329,3 +329,23 @@ def test_tensors_are_ordered_before_another_stream_whatever_the_ids_are(gpu_stor
     table.gather(Device([7]), out=plain, status=status, stream=2, check="now")
     assert native.orders == [(1, 2)] * 3
     assert out.tolist() == [[1.0] * 4] and status.tolist() == [0]
+
+
+def test_memory_of_the_gpu_that_is_written_is_no_other_argument(gpu_store, cuda):
+    table, values = floats(gpu_store, 100, 4)
+    memory = torch.zeros(16, dtype=torch.long)
+    ids, rows = cuda(memory[:4]), cuda(memory.view(torch.float32)[:16].view(4, 4))
+    status = cuda(memory.view(torch.int32)[2:6])
+    apart = cuda(torch.zeros(4, 4))
+    for call in (
+        lambda: table.gather(ids, out=rows),
+        lambda: table.gather(ids, status=status),
+        lambda: table.gather(cuda(torch.zeros(4, dtype=torch.long)), out=rows, status=status),
+        lambda: table.scatter(ids, apart, status=status),
+    ):
+        with pytest.raises(nvme_gpu.Usage, match="share memory"):
+            call()
+    # Ids and rows that are read may be one memory.
+    table.scatter(ids, rows, check="now")
+    table.gather(ids, out=apart, check="now")
+    assert not apart.as_subclass(torch.Tensor).any()

@@ -150,7 +150,7 @@ impl StepKernels {
         self.judge(
             stream,
             [
-                Memory::read("x", norm.x, all, 4),
+                Memory::read_in_place("x", norm.x, all, 4),
                 Memory::read("weight", norm.weight, weight.into(), 4),
                 Memory::written("y", norm.y, all, 4),
             ],
@@ -268,7 +268,7 @@ impl StepKernels {
         self.judge(
             stream,
             [
-                Memory::read("x", silu.x, silu.elements, 4),
+                Memory::read_in_place("x", silu.x, silu.elements, 4),
                 Memory::read("factor", silu.factor, silu.elements, 4),
                 Memory::written("y", silu.y, silu.elements, 4),
             ],
@@ -309,9 +309,9 @@ impl StepKernels {
     }
 
     /// # Errors
-    /// [`Error::Usage`] for memory that the GPU cannot access as the kernel does.
+    /// [`Error::Usage`] for memory that the GPU cannot access as the kernel does, and results in memory of other arguments.
     fn judge<const N: usize>(&self, stream: u64, all: [Memory<'_>; N]) -> Result<()> {
-        self.module.gpu().judge_list(stream, all)
+        self.module.gpu().judge_apart(stream, &all)
     }
 
     /// Launches a thread for each of `threads` pieces of work, or fewer that take several.

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::{FlashParameters, check};
-use nvme_compute::extents::{optional, spread};
+use nvme_compute::extents::{optional, product, spread};
 use nvme_compute_kernel::flash::VectorLayout;
 use nvme_compute_kernel::flash::{
     FLASH_ROWS, FLASH_SHARED, FLASH2_ROWS, MOST_SPLITS, TENSOR_THREADS, TILE, TILED_SHARED,
@@ -249,17 +249,30 @@ impl FlashAttention {
         let values = halves(job.values, job.kv_heads, job.key_tokens);
         let y = halves(job.y, job.heads, job.query_tokens);
         let counts = optional(job.counts, job.sequences.into());
-        self.module.gpu().judge_list(
-            stream,
-            [
-                Memory::read("queries", job.queries.address, queries, 2),
-                Memory::read("keys", job.keys.address, keys, 2),
-                Memory::read("values", job.values.address, values, 2),
-                Memory::written("y", job.y.address, y, 2),
-                Memory::read("counts", job.counts, counts, 4),
-                Memory::written("workspace", job.workspace, workspace_bytes / 4, 4),
-            ],
-        )
+        let all = [
+            Memory::read("queries", job.queries.address, queries, 2),
+            Memory::read("keys", job.keys.address, keys, 2),
+            Memory::read("values", job.values.address, values, 2),
+            Memory::written("y", job.y.address, y, 2),
+            Memory::read("counts", job.counts, counts, 4),
+            Memory::written("workspace", job.workspace, workspace_bytes / 4, 4),
+        ];
+        self.module.gpu().judge_list(stream, all)?;
+        let dense =
+            |heads: u32, tokens: u32| product(&[job.sequences, heads, tokens, job.head_elements]);
+        let (of_queries, of_keys) = (
+            dense(job.heads, job.query_tokens),
+            dense(job.kv_heads, job.key_tokens),
+        );
+        let [q, k, v, result, counted, workspace] = all;
+        Memory::check_apart(&[
+            q.if_dense(queries <= of_queries),
+            k.if_dense(keys <= of_keys),
+            v.if_dense(values <= of_keys),
+            result.if_dense(y <= of_queries),
+            counted,
+            workspace,
+        ])
     }
 
     /// # Safety

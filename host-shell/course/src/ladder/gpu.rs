@@ -161,14 +161,21 @@ impl MatmulLadder {
         };
         let (a, b, c) = (&product.a, &product.b, &product.c);
         let (factor, result) = (product.factors.bytes(), product.result.bytes());
-        self.gpu.judge_list(
-            stream,
-            [
-                Memory::read("a", a.address, elements(a, m, k), factor),
-                Memory::read("b", b.address, elements(b, k, n), factor),
-                Memory::written("c", c.address, elements(c, m, n), result),
-            ],
-        )
+        let all = [
+            Memory::read("a", a.address, elements(a, m, k), factor),
+            Memory::read("b", b.address, elements(b, k, n), factor),
+            Memory::written("c", c.address, elements(c, m, n), result),
+        ];
+        self.gpu.judge_list(stream, all)?;
+        let is_dense = |operand: &MatrixOperand, rows: u32, columns: u32| {
+            rows < 2 || operand.stride <= columns.into()
+        };
+        let [of_a, of_b, of_c] = all;
+        Memory::check_apart(&[
+            of_a.if_dense(is_dense(a, m, k)),
+            of_b.if_dense(is_dense(b, k, n)),
+            of_c.if_dense(is_dense(c, m, n)),
+        ])
     }
 
     fn function(&self, rung: MatmulStep) -> Result<(&Module, KernelFunction)> {

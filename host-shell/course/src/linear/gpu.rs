@@ -201,9 +201,9 @@ impl LinearKernels {
             return Ok(());
         }
         let bias = optional(job.bias, job.outputs.into());
-        self.module.gpu().judge_list(
+        self.module.gpu().judge_apart(
             stream,
-            [
+            &[
                 Memory::read("x", job.x, product(&[job.tokens, job.inputs]), each),
                 Memory::read(
                     "weights",
@@ -232,9 +232,9 @@ impl LinearKernels {
             optional(job.dx, if results == 0 { 0 } else { weights }),
             optional(job.dweights, if results == 0 { 0 } else { inputs }),
         );
-        self.module.gpu().judge_list(
+        self.module.gpu().judge_apart(
             stream,
-            [
+            &[
                 Memory::read("x", job.x, of_weights, 4),
                 Memory::read("weights", job.weights, of_inputs, 4),
                 Memory::read("sums", job.sums, soft, 4),

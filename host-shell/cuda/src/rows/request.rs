@@ -105,14 +105,12 @@ impl RowRequest {
             unit: 1,
             usage,
         };
-        let [ids, out, status] = gpu.judge_all(
-            stream,
-            [
-                KernelArgument::read("ids", self.ids, ids, id_bytes),
-                rows,
-                KernelArgument::written("row_status", self.status, status, 4),
-            ],
-        )?;
+        let ids = KernelArgument::read("ids", self.ids, ids, id_bytes);
+        let status = KernelArgument::written("row_status", self.status, status, 4);
+        let judged = gpu.judge_all(stream, [ids, rows, status])?;
+        let is_dense = self.count == 1 || self.out_stride <= row_bytes;
+        KernelArgument::check_apart(&[ids, rows.if_dense(is_dense), status])?;
+        let [ids, out, status] = judged;
         Ok(Self {
             ids,
             out,

@@ -102,9 +102,9 @@ mod gpu {
                 size_of::<ChosenExpert>() as u32 / 4,
             ]);
             let probabilities = optional(route.probabilities, logits);
-            self.module.gpu().judge_list(
+            self.module.gpu().judge_apart(
                 stream,
-                [
+                &[
                     Memory::read("logits", route.logits, logits, 4),
                     Memory::written("chosen", route.chosen, chosen, 4),
                     Memory::written("probabilities", route.probabilities, probabilities, 4),

@@ -110,9 +110,9 @@ impl GpuExperts {
         let given = step
             .given
             .map_or((0, 0), |given| (given.experts, given.weights));
-        self.gpu.judge_list(
+        self.gpu.judge_apart(
             stream,
-            [
+            &[
                 KernelArgument::read("experts", given.0, choices, 4),
                 KernelArgument::read("weights", given.1, choices, 4),
                 KernelArgument::read("logits", step.logits, logits, 4),
