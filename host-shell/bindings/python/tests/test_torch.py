@@ -349,3 +349,27 @@ def test_memory_of_the_gpu_that_is_written_is_no_other_argument(gpu_store, cuda)
     table.scatter(ids, rows, check="now")
     table.gather(ids, out=apart, check="now")
     assert not apart.as_subclass(torch.Tensor).any()
+
+
+def test_a_backward_refuses_a_tensor_that_was_read_into_since(store, gpu_store, cuda):
+    table, _ = floats(store, 50, 3)
+    on_gpu, _ = floats(gpu_store, 50, 3)
+    ids = torch.tensor([1, 2])
+    calls = {
+        "gather": lambda one: table.gather(ids, out=one),
+        "bytes": lambda one: store.read_into(one).result(),
+        "GPU": lambda one: on_gpu.gather(cuda(ids), out=cuda(one), check="now"),
+        "prefetch": lambda one: on_gpu.prefetch(cuda(ids)).result(cuda(one), check="now"),
+        "operation": lambda one: OPS.gather_out(nvme_gpu.torch.state(table), ids, one),
+        "compute": lambda one: nvme_gpu.compute.silu_mul(torch.ones(2, 3), torch.ones(2, 3), one),
+    }
+    for name, call in calls.items():
+        weight, saved = torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)
+        loss = (weight * saved).sum()
+        call(saved)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+            pytest.fail(name)
+    with torch.inference_mode():
+        out = torch.ones(2, 3)
+    table.gather(ids, out=out)

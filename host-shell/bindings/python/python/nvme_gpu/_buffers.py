@@ -57,7 +57,20 @@ def check_resolved(tensor: Any, what: str) -> None:
         raise Usage(f"{what} is a view that conjugates or negates", "pass tensor.resolve_conj().resolve_neg()")
 
 
-def of_tensor(tensor: Any, what: str) -> View:
+def will_change(tensor: Any) -> None:
+    """Tells autograd that the memory of ``tensor`` is written: a backward that saved the tensor before is refused."""
+    if tensor.is_inference():
+        return
+    loaded: Any = torch()
+    increment = getattr(loaded.autograd.graph, "increment_version", None)
+    if increment is not None:
+        increment(tensor)
+    else:
+        # Older versions of torch count changes in place alone: this one has no element.
+        tensor.detach().as_strided((0,), (1,)).zero_()
+
+
+def of_tensor(tensor: Any, what: str, *, writable: bool = False) -> View:
     """A view of a tensor of torch. Its memory is that of its storage, which the view keeps.
 
     Not by DLPack's exchange in C (``__dlpack_c_exchange_api__``): gathers on a GPU make no view, and elsewhere a view is
@@ -74,6 +87,8 @@ def of_tensor(tensor: Any, what: str) -> View:
     device = (1, 0) if kind == "cpu" else (CUDA, tensor.device.index or 0)
     name = _dtypes.name_of(tensor.dtype)
     nbytes = tensor.numel() * tensor.element_size()
+    if writable:
+        will_change(tensor)
     return View.raw(tensor, tensor.data_ptr(), nbytes, tuple(tensor.shape), name, device, False)
 
 
@@ -135,7 +150,7 @@ def _typestr(text: str) -> str:
 def view(value: Any, what: str, *, writable: bool, store: Any = None, stream: int = 0) -> View:
     """``value`` as memory: a tensor, ``__cuda_array_interface__``, the buffer protocol, or DLPack."""
     if is_tensor(value):
-        return of_tensor(value, what)
+        return of_tensor(value, what, writable=writable)
     if isinstance(value, Array):
         return of_array(value, writable, store, stream)
     if hasattr(value, "__cuda_array_interface__"):

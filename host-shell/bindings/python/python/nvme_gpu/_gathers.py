@@ -132,7 +132,7 @@ class RowTarget:
         elif not _buffers.is_tensor(out):
             raise Usage("ids are a tensor, out is none", "use a tensor for both")
         else:
-            self.place = _buffers.of_tensor(out, "out")
+            self.place = _buffers.of_tensor(out, "out", writable=True)
             table._fits(self.place, "out", ids.shape)
             if out.device != owner.device:
                 raise Usage(f"out is on {out.device}, ids are on {owner.device}", "use one device for both")

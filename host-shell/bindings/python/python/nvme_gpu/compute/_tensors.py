@@ -102,7 +102,10 @@ def operand(
     """``value`` as an argument ``what``, of one of ``dtypes``: a tensor of torch on the CPU or a GPU, or another array in
     memory of the host. With ``gaps`` only the elements of a tensor's last length have to lie side by side."""
     if _buffers.is_tensor(value):
-        return _of_tensor(value, what, dtypes, gaps)
+        found = _of_tensor(value, what, dtypes, gaps)
+        if writable:
+            _buffers.will_change(value)
+        return found
     view = _buffers.view(value, what, writable=writable)
     if view.device[0] not in _buffers.CPU:
         raise Usage(f"{what} lies in memory of a GPU and is no tensor of torch", "pass torch.as_tensor(..., device='cuda')")
