@@ -128,6 +128,28 @@ pub enum FailureReport {
     Apart,
     /// As [`Table`](Self::Table), without rows that failed: the store counts them, and they are no error.
     Counted,
+    /// As [`Apart`](Self::Apart), without rows that failed.
+    CountedApart,
+}
+
+impl FailureReport {
+    /// Returns the same report by the operation's own check alone.
+    pub fn apart(self) -> Self {
+        match self {
+            Self::Table | Self::Apart => Self::Apart,
+            Self::Counted | Self::CountedApart => Self::CountedApart,
+        }
+    }
+
+    /// True if no other call reports the failure.
+    fn is_apart(self) -> bool {
+        matches!(self, Self::Apart | Self::CountedApart)
+    }
+
+    /// True if rows that failed are no error.
+    fn only_counts_rows(self) -> bool {
+        matches!(self, Self::Counted | Self::CountedApart)
+    }
 }
 
 /// A gather under way, with the objects that it needs.
@@ -176,8 +198,8 @@ impl LaunchedTransfers {
             patience: store.patience(bytes),
             number: self.launched.fetch_add(1, Ordering::Relaxed),
             count,
-            is_reported: AtomicBool::new(report == FailureReport::Apart),
-            only_counts_rows: report == FailureReport::Counted,
+            is_reported: AtomicBool::new(report.is_apart()),
+            only_counts_rows: report.only_counts_rows(),
             seen: AtomicU32::new(0),
         });
         if flight.pending.is_captured() {

@@ -490,7 +490,7 @@ impl PyTable {
         let what = ("gather", count, count.saturating_mul(request.out_stride));
         let buffers = self.with_scales(py, buffers)?;
         let report = match apart {
-            true => FailureReport::Apart,
+            true => self.failed.1.apart(),
             false => self.failed.1,
         };
         flights.launch(py, store, what, buffers, report, || {

@@ -84,6 +84,16 @@ def test_a_batch_on_the_gpu_has_its_ids_and_its_errors(gpu_store, cuda, staging)
     assert caught.value.row == 1
 
 
+@pytest.mark.parametrize("staging", ["gpu", "pinned"])
+def test_rows_that_are_no_error_are_zeros_in_batches_too(gpu_store, cuda, staging):
+    table = rows_of(gpu_store, TABLE, COLUMNS).with_on_error("zero")
+    batches = iter(nvme_gpu.DataLoader(table, 2, sampler=[4, TABLE, 6, 7], device="cuda", staging=staging))
+    first = next(batches)
+    assert row_numbers(first[:1]) == [4] and first[1].tolist() == [0] * COLUMNS
+    assert row_numbers(next(batches)) == [6, 7]
+    table.check()
+
+
 def test_batches_go_to_the_gpu_of_the_store_alone(gpu_store, cuda, monkeypatch):
     table = rows_of(gpu_store, TABLE, COLUMNS)
     with pytest.raises(nvme_gpu.Usage, match="lies on GPU 1"):
