@@ -7,6 +7,7 @@ use crate::error::{ExceptionParts, OrRaise};
 use crate::flight::{FailureReport, GpuOperation, LaunchedTransfers};
 use crate::left;
 use crate::operation::PyOperation;
+use crate::pool::PoolJob;
 use crate::process;
 use crate::view::PyView;
 use crate::wait::{self, CommonDeadline};
@@ -44,6 +45,8 @@ pub struct PyStore {
     tables: Mutex<Vec<Weak<LaunchedTransfers>>>,
     /// Objects that keep the device open, and are closed first.
     above: Mutex<Vec<Weak<dyn AtClose>>>,
+    /// The end of the device's use, after a call that Ctrl-C has ended.
+    closing: Mutex<Option<Arc<PoolJob>>>,
     /// Reads and writes of bytes on the GPU.
     flights: Arc<LaunchedTransfers>,
     /// Calls that use the device.
@@ -83,6 +86,22 @@ impl PyStore {
         let mut above = lock(&self.above);
         above.retain(|one| one.strong_count() > 0);
         above.push(Arc::downgrade(one));
+    }
+
+    /// Waits for the launches of the store and its tables until `deadline`, and releases those that have ended. Tables
+    /// are forgotten unless Ctrl-C ends the wait.
+    fn wait_for_launches(&self, py: Python<'_>, deadline: &CommonDeadline) -> PyResult<()> {
+        let tables = lock(&self.tables).clone();
+        let of_tables = tables.iter().filter_map(Weak::upgrade);
+        for table in of_tables.chain([Arc::clone(&self.flights)]) {
+            for flight in table.under_way() {
+                wait::until(py, deadline.left(), |slice| flight.wait(slice))?;
+            }
+            table.reap();
+        }
+        lock(&self.tables).clear();
+        left::reap();
+        Ok(())
     }
 
     /// # Errors
@@ -185,6 +204,7 @@ impl PyStore {
             open: Mutex::new(Some(Arc::new(store))),
             tables: Mutex::default(),
             above: Mutex::default(),
+            closing: Mutex::default(),
             flights: Arc::default(),
             calls: AtomicU64::new(0),
         })
@@ -338,7 +358,8 @@ impl PyStore {
     }
 
     /// Waits for gathers on the GPU, `timeout` seconds at most, and closes. Transfers that are still under way
-    /// keep their buffers, and the device, until they have ended.
+    /// keep their buffers, and the device, until they have ended. Ctrl-C ends the wait: the store is closed all the same,
+    /// and another call goes on with the wait.
     #[pyo3(signature = (timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         if self.process != ProcessMark::here() {
@@ -346,24 +367,29 @@ impl PyStore {
         }
         let deadline = CommonDeadline::after(wait::seconds(timeout)?);
         let open = lock(&self.open).take();
-        let tables = std::mem::take(&mut *lock(&self.tables));
-        let of_tables = tables.iter().filter_map(Weak::upgrade);
-        for table in of_tables.chain([Arc::clone(&self.flights)]) {
-            for flight in table.under_way() {
-                wait::until(py, deadline.left(), |slice| flight.wait(slice))?;
-            }
-            table.reap();
-        }
-        left::reap();
-        let above = std::mem::take(&mut *lock(&self.above));
+        let waited = self.wait_for_launches(py, &deadline);
         if let Some(open) = open {
-            wait::of(py, move || {
+            let above = std::mem::take(&mut *lock(&self.above));
+            let limit = match waited {
+                Ok(()) => deadline.left().unwrap_or(Duration::MAX),
+                Err(_) => Duration::ZERO,
+            };
+            let limit = CommonDeadline::after(Some(limit));
+            let job = PoolJob::start(move || {
                 for one in above.iter().filter_map(Weak::upgrade) {
-                    one.close(deadline.left().unwrap_or(Duration::MAX));
+                    one.close(limit.left().unwrap_or(Duration::MAX));
                 }
                 drop(open);
                 Ok(())
             })?;
+            *lock(&self.closing) = Some(job);
+        }
+        waited?;
+        let closing = lock(&self.closing).clone();
+        if let Some(job) = closing {
+            wait::until(py, None, |slice| job.wait(slice))?;
+            lock(&self.closing).take();
+            job.result()?;
         }
         Ok(())
     }

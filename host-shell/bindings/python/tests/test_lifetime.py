@@ -14,7 +14,7 @@ import weakref
 import pytest
 
 import nvme_gpu
-from conftest import SIM, drain, during_reads, interrupted, python
+from conftest import SIM, Device, drain, during_reads, interrupted, python
 
 SLOW = "sim:mem?size=16MiB&fault=delay:300ms@op=read"
 
@@ -311,3 +311,26 @@ def test_it_says_what_is_missing_without_libcuda():
         LD_LIBRARY_PATH="",
     )
     assert done.stdout.startswith("environment no NVIDIA driver: libcuda.so.1 is not on this machine")
+
+
+def test_ctrl_c_in_a_close_lets_go_of_the_device_all_the_same(tmp_path):
+    def closing(store, saw):
+        table = store.table(0, shape=(100, 4), dtype="int32")
+        # It keeps the device as long as the store is open.
+        cached = table.cached(1 << 16)
+        pending = store.read_into(bytearray(512))
+        cached.gather(Device([1, 2]))
+        interrupted(store.close)
+        saw()
+        assert store.closed
+        with pytest.raises(nvme_gpu.NvmeGpuError):
+            nvme_gpu.open(image)
+        pending.result()
+        # The second call goes on where the first one was interrupted.
+        store.close()
+        nvme_gpu.open(image).close()
+        with pytest.raises(nvme_gpu.Usage, match="closed"):
+            cached[Device([1])]
+
+    image = f"sim:{tmp_path}/drive.img?size=16MiB"
+    during_reads(closing, f"{image}&queues=32&threads=2", gpu=0)
