@@ -2,6 +2,7 @@
 
 use crate::error::OrRaise;
 use nvme_host::loader::{self, ShuffleOrder};
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -37,10 +38,22 @@ impl PySampler {
         self.0.batches()
     }
 
-    /// Returns the row numbers of a batch, as contiguous 64-bit integers.
-    fn batch<'py>(&self, py: Python<'py>, epoch: u64, batch: u64) -> Bound<'py, PyBytes> {
-        let rows = self.0.batch(epoch, batch);
-        let bytes: Vec<u8> = rows.into_iter().flat_map(u64::to_le_bytes).collect();
-        PyBytes::new(py, &bytes)
+    /// Returns the row numbers of a batch, as contiguous 64-bit integers. Raises MemoryError for more than memory holds.
+    fn batch<'py>(&self, py: Python<'py>, epoch: u64, batch: u64) -> PyResult<Bound<'py, PyBytes>> {
+        let count = self.0.batch_len(batch);
+        let bytes = usize::try_from(count)
+            .ok()
+            .and_then(|count| count.checked_mul(size_of::<u64>()));
+        let bytes = bytes.filter(|bytes| *bytes <= isize::MAX as usize);
+        let too_many = || PyMemoryError::new_err(format!("a batch of {count} rows"));
+        PyBytes::new_with(py, bytes.ok_or_else(too_many)?, |bytes| {
+            py.detach(|| {
+                let rows = self.0.batch_rows(epoch, batch);
+                for (to, row) in bytes.as_chunks_mut().0.iter_mut().zip(rows) {
+                    *to = row.to_le_bytes();
+                }
+            });
+            Ok(())
+        })
     }
 }

@@ -211,3 +211,14 @@ def test_batches_without_torch_are_arrays():
                 print(type(rows).__module__, tuple(rows.shape))
     """
     assert python(text).stdout.count("numpy") == 3
+
+
+def test_a_batch_of_more_rows_than_memory_holds_is_an_error():
+    rows = 1 << 44
+    with nvme_gpu.open("sim:mem?size=1MiB") as store:
+        table = store.table(0, shape=(10, 4), dtype="int32")
+        loader = nvme_gpu.DataLoader(table, 4)
+        for batch in (rows, (1 << 63) - 1):
+            loader._own = nvme_gpu._native.Sampler((1 << 63) - 1, batch, 7, 0, 1, False, False)
+            with pytest.raises(MemoryError):
+                next(iter(loader))

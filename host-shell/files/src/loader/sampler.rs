@@ -3,6 +3,7 @@
 
 use nvme_driver::error::{Error, Result};
 use nvme_units::SplitMix;
+use std::ops::Range;
 
 /// Rounds of the permutation.
 const ROUNDS: u64 = 8;
@@ -115,15 +116,29 @@ impl BatchSampler {
 
     /// Returns the rows of batch `batch` of epoch `epoch`; none past the end.
     pub fn batch(&self, epoch: u64, batch: u64) -> Vec<u64> {
+        self.batch_rows(epoch, batch).collect()
+    }
+
+    /// Returns the number of rows of batch `batch`; 0 past the end.
+    pub fn batch_len(&self, batch: u64) -> u64 {
+        let samples = self.samples_of(batch);
+        samples.end - samples.start
+    }
+
+    /// Returns the rows of [`batch`](Self::batch) one by one, for batches that may be larger than memory.
+    pub fn batch_rows(&self, epoch: u64, batch: u64) -> impl Iterator<Item = u64> {
+        let positions = self
+            .samples_of(batch)
+            .map(|sample| sample * self.world + self.rank);
+        positions.map(move |position| self.row(epoch, position))
+    }
+
+    fn samples_of(&self, batch: u64) -> Range<u64> {
         if batch >= self.batches() {
-            return Vec::new();
+            return 0..0;
         }
         let first = batch * self.batch;
-        let end = first.saturating_add(self.batch).min(self.samples());
-        let positions = (first..end).map(|sample| sample * self.world + self.rank);
-        positions
-            .map(|position| self.row(epoch, position))
-            .collect()
+        first..first.saturating_add(self.batch).min(self.samples())
     }
 
     fn row(&self, epoch: u64, position: u64) -> u64 {
@@ -248,6 +263,7 @@ mod tests {
         assert_eq!((sampler.batches(), sampler.samples()), (3, 10));
         assert_eq!(sampler.batch(0, 2), [8, 9]);
         assert!(sampler.batch(0, 3).is_empty() && sampler.batch(0, u64::MAX).is_empty());
+        assert_eq!([0, 2, 3].map(|batch| sampler.batch_len(batch)), [4, 2, 0]);
         let without = sampler.without_short_batch();
         assert_eq!((without.batches(), without.batch(0, 1).len()), (2, 4));
         assert!(without.batch(0, 2).is_empty());
