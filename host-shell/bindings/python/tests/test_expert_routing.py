@@ -279,3 +279,10 @@ def test_a_shared_expert_with_a_gate_is_qwen3_next():
     weight = product(made.shared_expert_gate.weight.detach().numpy(), x.numpy()).astype(np.float32)
     weight = compute.moe_route(weight, 1, score="sigmoid").weights
     np.testing.assert_allclose(y + weight * product(down, inner), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize("name", ["epsilon", "factor"])
+def test_numbers_of_a_rule_are_finite(name, number):
+    with pytest.raises(nvme_gpu.Usage, match=f"{name} is "):
+        compute.moe_route(np.zeros((2, 4), np.float32), 2, normalise=True, **{name: number})

@@ -239,3 +239,9 @@ def test_scaled_rows_are_not_written(store):
     table = table_of(store, Case("e8m0"))
     with pytest.raises(nvme_gpu.Usage, match="are not written"):
         table[[1]] = np.zeros((1, COLUMNS), "float32")
+
+
+def test_a_factor_that_several_tensors_are_named_for_is_refused():
+    for found in ([], [None, None]):
+        with pytest.raises(nvme_gpu.Usage, match=rf"factor: 'a.\*' names {len(found)} tensors"):
+            nvme_gpu._scales.number_of("factor", "a.*", lambda _, found=found: found)

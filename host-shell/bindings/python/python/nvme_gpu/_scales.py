@@ -71,7 +71,10 @@ def number_of(what: str, value: Any, find: Callable[[str], list[Entry]]) -> Any:
     """``value``, or the number of the tensor that it names."""
     if not isinstance(value, str):
         return value
-    [tensor] = find(value)
+    found = find(value)
+    if len(found) != 1:
+        raise Usage(f"{what}: {value!r} names {len(found)} tensors", "name a tensor of one float32")
+    tensor = found[0]
     if tensor.nbytes != 4 or tensor.dtype != "float32":
         raise Usage(f"{what}: {value!r} is {tensor.dtype} of the shape {tensor.shape}", "name a tensor of one float32")
     return memoryview(tensor.read()).cast("f")[0]

@@ -138,7 +138,7 @@ def moe_route(
     )
     rule = (
         *(experts, choices, str(score), (of_groups[0], of_groups[1], of_groups[2])),
-        *(t.flag("normalise", normalise), float(epsilon), float(factor)),
+        *(t.flag("normalise", normalise), t.epsilon_of(epsilon), t.number("factor", factor)),
     )
     number = t.place(None, "experts", x, (tokens, choices), "int32")
     weight = t.place(None, "weights", x, (tokens, choices))

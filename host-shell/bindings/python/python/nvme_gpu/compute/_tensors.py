@@ -53,6 +53,9 @@ _NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 UNIT = 32
 """Elements that all rows are whole multiples of."""
 
+_F32_END = 2.0**128 - 2.0**103
+"""The first number that float32 rounds to infinity."""
+
 _LOADED: dict[tuple[Callable[[int], Any], int], Any] = {}
 _LOCK = threading.Lock()
 
@@ -233,11 +236,11 @@ def formatted(weights: Operand, what: str, format: Any) -> tuple[int, int]:
 
 
 def number(what: str, value: Any, *, positive: bool = False) -> float:
-    """A finite number."""
+    """A finite number, also as float32."""
     if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__") and not hasattr(value, "__index__"):
         raise TypeError(f"{what} is of the type {type(value).__name__}: pass a number")
     found = float(value)
-    if not math.isfinite(found) or positive and found <= 0:
+    if not abs(found) < _F32_END or positive and found <= 0:
         raise Usage(f"{what} is {found}", "use a finite number" + (" above 0" if positive else ""))
     return found
 
