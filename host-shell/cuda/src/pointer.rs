@@ -442,10 +442,7 @@ mod tests {
             Memory::written("z", 0, 0x1021, 1),
         ] {
             let error = Memory::check_apart(&[x, y, shared]).unwrap_err();
-            assert!(
-                error.to_string().contains("y and z share memory"),
-                "{error}"
-            );
+            assert!(error.to_string().contains("and z share memory"), "{error}");
         }
         // No byte is shared with an argument without bytes, also inside of another.
         assert!(apart(&[y, Memory::written("z", 0x1030, 0, 4)]));
