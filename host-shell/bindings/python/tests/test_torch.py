@@ -9,6 +9,7 @@ from conftest import SIM, Device, rows_of
 
 torch = pytest.importorskip("torch")
 import nvme_gpu.torch  # noqa: E402
+from nvme_gpu import compute  # noqa: E402
 
 OPS = torch.ops.nvme_ops
 
@@ -361,7 +362,7 @@ def test_a_backward_refuses_a_tensor_that_was_read_into_since(store, gpu_store, 
         "GPU": lambda one: on_gpu.gather(cuda(ids), out=cuda(one), check="now"),
         "prefetch": lambda one: on_gpu.prefetch(cuda(ids)).result(cuda(one), check="now"),
         "operation": lambda one: OPS.gather_out(nvme_gpu.torch.state(table), ids, one),
-        "compute": lambda one: nvme_gpu.compute.silu_mul(torch.ones(2, 3), torch.ones(2, 3), one),
+        "compute": lambda one: compute.silu_mul(torch.ones(2, 3), torch.ones(2, 3), one),
     }
     for name, call in calls.items():
         weight, saved = torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)
