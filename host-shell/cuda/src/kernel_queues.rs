@@ -208,6 +208,8 @@ impl KernelQueues {
         self.footing.check(nvm::opcode::READ)?;
         let mut state = self.turns.wait_for_turn()?;
         lent.check_alive()?;
+        // Once more, after the wait. Reading the facts anew could wait for a command that waits for these queues.
+        self.footing.check_read(nvm::opcode::READ)?;
         if state.running == 0
             && let Some(cells) = &self.cells
         {
@@ -347,6 +349,21 @@ impl QueueOwnership {
         self.changed.notify_all();
     }
 
+    /// Waits until no kernel has the queues, for as long as a reset may.
+    fn wait_for_kernels<'s>(
+        &self,
+        mut state: MutexGuard<'s, OwnershipState>,
+    ) -> MutexGuard<'s, OwnershipState> {
+        let begin = Instant::now();
+        while state.running > 0 && !state.is_stuck {
+            let Some(left) = self.patience.checked_sub(begin.elapsed()) else {
+                break;
+            };
+            state = self.wait(state, left);
+        }
+        state
+    }
+
     fn is_in_use(&self) -> bool {
         let state = lock(&self.state);
         state.running > 0 || state.is_stuck
@@ -354,16 +371,24 @@ impl QueueOwnership {
 }
 
 impl QueueUsers for QueueOwnership {
+    /// Waits for the kernels of any namespace, since a kernel of the caller's may name each. A later begin compares the
+    /// facts.
+    fn are_returned(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.is_stopped = true;
+        let mut state = self.wait_for_kernels(state);
+        let are_returned = state.running == 0 && !state.is_stuck;
+        state.is_stopped = false;
+        drop(state);
+        self.changed.notify_all();
+        are_returned
+    }
+
     fn stop(&self) -> bool {
         let mut state = lock(&self.state);
         state.is_stopped = true;
-        let begin = Instant::now();
-        while state.running > 0 && !state.is_stuck {
-            match self.patience.checked_sub(begin.elapsed()) {
-                Some(left) => state = self.wait(state, left),
-                None => state.is_stuck = true,
-            }
-        }
+        let mut state = self.wait_for_kernels(state);
+        state.is_stuck |= state.running > 0;
         let is_free = !state.is_stuck;
         drop(state);
         self.changed.notify_all();
@@ -476,6 +501,18 @@ mod tests {
         turns.resume(true);
         assert!(turns.wait_for_turn().is_err());
         assert!(turns.is_in_use());
+    }
+
+    #[test]
+    fn kernels_that_run_on_keep_their_queues_when_nothing_is_reset() {
+        let turns = turns(Duration::from_millis(20));
+        begin(&turns);
+        assert!(!turns.are_returned());
+        begin(&turns);
+        assert!(!turns.leave().unwrap() && turns.leave().unwrap());
+        turns.finish();
+        assert!(turns.are_returned() && !turns.is_in_use());
+        begin(&turns);
     }
 
     #[test]

@@ -48,10 +48,22 @@ pub(super) enum QueueKind {
 
 /// Users of a queue whose launches the host does not wait for.
 pub(super) trait QueueUsers: Send + Sync {
+    /// Waits until the kernels of a caller have given the queues back; returns true if they have. Called once for each
+    /// queue.
+    fn are_returned(&self) -> bool {
+        true
+    }
+
+    /// Keeps out those whose namespace is about to be erased, without a reset, and waits until none of them is inside;
+    /// returns true if none is. Called once for each queue. Their commands may still be in flight.
+    fn keep_out(&self) -> bool {
+        self.are_returned()
+    }
+
     /// Keeps them out, and waits until none is inside; returns true if none is. Called once for each queue.
     fn stop(&self) -> bool;
 
-    /// Admits them again after [`stop`](Self::stop), or shuts them out for good.
+    /// Admits them again after [`stop`](Self::stop) and a reset that ended their commands, or shuts them out for good.
     fn resume(&self, works: bool);
 }
 
@@ -293,6 +305,14 @@ struct ResetHook {
 }
 
 impl GpuDrivenQueue for ResetHook {
+    fn is_returned(&mut self) -> bool {
+        self.users.as_ref().is_none_or(|users| users.are_returned())
+    }
+
+    fn keep_out(&mut self) -> bool {
+        self.users.as_ref().is_none_or(|users| users.keep_out())
+    }
+
     fn stop(&mut self) {
         self.is_stopped = self.users.as_ref().is_none_or(|users| users.stop());
     }

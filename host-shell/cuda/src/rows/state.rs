@@ -218,6 +218,20 @@ impl RowsState {
 }
 
 impl QueueUsers for RowsState {
+    /// Closes the gate for good if this namespace is about to be erased. Launches for another namespace go on: opening
+    /// the gate again would begin another epoch, by which commands that are in flight would count as ended.
+    fn keep_out(&self) -> bool {
+        // Without a footing no launch exists yet; one that has gone is that of a closed store.
+        let holds = self.footing.get().is_none_or(|footing| {
+            let footing = footing.upgrade();
+            footing.is_some_and(|footing| footing.check_read(nvm::opcode::READ).is_ok())
+        });
+        if !holds {
+            self.memory.board.gate().close_for_good();
+        }
+        holds || self.have_left()
+    }
+
     /// Closes the gate and waits until no group is inside; returns true if none is. Calls no function of the
     /// driver.
     fn stop(&self) -> bool {
