@@ -245,10 +245,21 @@ impl LentQueues {
         Ok(None)
     }
 
+    /// Takes the state of queue `index` to the host for `look`, under the queue's lock: a reset, which has the locks of
+    /// all queues, takes the state to the host as well, and the later of two uploads would undo the other's changes.
+    fn inspect<R>(
+        &self,
+        index: usize,
+        look: impl FnOnce(QueueMemory<'_>, QueueState<'_>) -> R,
+    ) -> Result<R> {
+        let _inner = lock(self.queues[index].inner());
+        self.set.inspect(index, look)
+    }
+
     /// Reaps the completions that have arrived: their number, a fault, and the commands still in flight.
     fn drain(&self, index: usize) -> Result<(u32, Option<ControllerFault>, Vec<Cid>)> {
         let kind = self.kind;
-        self.set.inspect(index, |memory, state| {
+        self.inspect(index, |memory, state| {
             let late = match kind {
                 Some(QueueKind::Owned) => drain_owned(memory, state),
                 _ => drain_shared(memory, state),
@@ -265,7 +276,7 @@ impl LentQueues {
         let mut all = Vec::new();
         for index in 0..self.queues.len() {
             let qid = self.queues[index].qid();
-            let cids: Vec<Cid> = self.set.inspect(index, |_, state| state.cids().collect())?;
+            let cids: Vec<Cid> = self.inspect(index, |_, state| state.cids().collect())?;
             all.extend(cids.into_iter().map(|cid| (qid, cid)));
         }
         Ok(all)
