@@ -6,7 +6,7 @@ mod stand_in;
 
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::admin::{self, FeatureSelect, Format};
-use nvme_host::cuda::{DeviceMemory, PendingRows, RowRequest, Stream};
+use nvme_host::cuda::{DeviceMemory, KernelQueuesOptions, PendingRows, RowRequest, Stream};
 use nvme_host::store::GpuOptions;
 use nvme_host::{Controller, Error, Store, StoreOptions, Table};
 use stand_in::{in_process, is_over_the_stand_in};
@@ -33,7 +33,11 @@ impl Rows {
             gpu: Some(GpuOptions::default()),
             ..StoreOptions::default()
         };
-        let store = Store::open(device, &options).unwrap();
+        Self::with(device, &options)
+    }
+
+    fn with(device: &str, options: &StoreOptions) -> Self {
+        let store = Store::open(device, options).unwrap();
         assert_eq!(store.path().data, "gpu", "{:?}", store.path());
         let gpu = Arc::clone(store.gpu().unwrap());
         Self {
@@ -49,6 +53,13 @@ impl Rows {
 
     fn controller(&self) -> &Controller {
         self.store.controllers().next().unwrap()
+    }
+
+    /// Formats a namespace so that all its facts stay as they are.
+    fn format(&self, nsid: Nsid) -> Result<(), Error> {
+        let now = self.controller().identify_namespace(nsid).unwrap();
+        let format = Format::new(now.flbas & 0xF, 0).command(nsid);
+        self.controller().admin("Format NVM", format, 0).map(drop)
     }
 
     /// A gather of all rows.
@@ -100,6 +111,9 @@ cases! {
     a_reset_lets_kernels_go_on_whose_namespace_did_not_change of_another;
     a_poll_waits_for_no_admin_command polled;
     an_erasure_by_this_process_is_known_to_launches erased;
+    a_format_of_another_namespace_leaves_launches_alone of_another_by_us;
+    a_format_waits_for_kernels_that_have_queues and_kernels_have_queues;
+    a_change_is_known_to_launches_of_a_closed_store erased_and_closed;
 }
 
 #[test]
@@ -191,17 +205,79 @@ fn erased() {
     }
     let rows = Rows::open(&sim("&ns=2"), 1);
     let pending = rows.gathered();
-    let now = rows.controller().identify_namespace(Nsid(1)).unwrap();
-    // The same facts as before.
-    let format = Format::new(now.flbas & 0xF, 0);
-    let sent = rows
-        .controller()
-        .admin("Format NVM", format.command(Nsid(1)), 0);
-    sent.unwrap();
+    rows.format(Nsid(1)).unwrap();
     for error in [
         pending.wait(WAIT).unwrap_err(),
         pending.outcome().expect("it is known").unwrap_err(),
         rows.gather().map(drop).unwrap_err(),
+    ] {
+        let said = cause(error);
+        assert!(said.starts_with("namespace 1 was formatted"), "{said}");
+    }
+}
+
+#[test]
+fn of_another_by_us() {
+    if !is_over_the_stand_in() {
+        return;
+    }
+    // A kernel waits for its first read while the namespace is formatted that it does not use. Were the kernel sent
+    // away, its station would be free with the command still in flight.
+    let rows = Rows::open(&sim("&ns=2&fault=delay:1500ms@op=read,nth=1"), 2);
+    let pending = rows.gather().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!pending.is_done(), "the read is not withheld");
+    rows.format(Nsid(1)).unwrap();
+    assert!(!pending.is_done(), "the kernel was sent away");
+    let ended = pending.wait(WAIT).unwrap();
+    assert_eq!(ended.failures.rows, 0, "{:?}", ended.failures);
+}
+
+#[test]
+fn and_kernels_have_queues() {
+    if !is_over_the_stand_in() {
+        return;
+    }
+    let options = StoreOptions {
+        timeout: Duration::from_millis(50),
+        gpu: Some(GpuOptions::default()),
+        kernel_queues: 1,
+        ..StoreOptions::default()
+    };
+    let rows = Rows::with(&sim("&ns=2"), &options);
+    let queues = rows.store.kernel_queues(KernelQueuesOptions {
+        queues: 1,
+        entries: 16,
+        cells: 16,
+        buffer_bytes: 0,
+    });
+    let queues = queues.unwrap();
+    queues.begin().unwrap();
+    let refused = rows.format(Nsid(1)).unwrap_err();
+    assert!(matches!(refused, Error::Usage { .. }), "{refused}");
+    // Nothing was erased, so the queues work on, and so do the handles.
+    queues.end().unwrap();
+    queues.begin().unwrap();
+    queues.end().unwrap();
+    rows.store.read_at(0, &mut [0; 4096]).unwrap();
+    let ended = rows.gather().unwrap().wait(WAIT).unwrap();
+    assert_eq!(ended.failures.rows, 0, "{:?}", ended.failures);
+    rows.format(Nsid(1)).unwrap();
+    cause(queues.begin().unwrap_err());
+}
+
+#[test]
+fn erased_and_closed() {
+    if !is_over_the_stand_in() {
+        return;
+    }
+    let rows = Rows::open(&sim("&ns=2"), 1);
+    let (waited, polled) = (rows.gathered(), rows.gathered());
+    rows.format(Nsid(1)).unwrap();
+    drop(rows);
+    for error in [
+        waited.wait(WAIT).unwrap_err(),
+        polled.outcome().expect("it is known").unwrap_err(),
     ] {
         let said = cause(error);
         assert!(said.starts_with("namespace 1 was formatted"), "{said}");

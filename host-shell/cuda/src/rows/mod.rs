@@ -598,6 +598,7 @@ impl Drop for GpuRows {
         // Launches may outlive the store, and its counters do not.
         drop(lock(&self.state.counts.report).take());
         let is_idle = self.state.end();
+        self.state.judge();
         if !is_idle {
             // A kernel may still use the queues and the slots, so they are leaked.
             std::mem::forget(self.lent.take());

@@ -10,7 +10,7 @@ use super::numbers::{LAUNCHES, LaunchNumbers};
 use super::records::RecordPool;
 use nvme_core::spec::nvm;
 use nvme_driver::controller::session::{FactsStanding, UserFacts};
-use nvme_driver::error::Result;
+use nvme_driver::error::{Error, Result};
 use nvme_driver::lock::lock;
 use nvme_gpu_kernel::rows::{LaunchProgress, STATION_CELLS};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -70,6 +70,8 @@ pub(in super::super) struct RowsState {
     /// Facts about the namespace on which launches rely. They hold the device open, which launches that outlive
     /// their store must not do.
     pub footing: OnceLock<Weak<UserFacts>>,
+    /// Reason why the facts did not hold when the store was closed: launches that have ended are judged by it.
+    refused_at_close: OnceLock<Error>,
     /// Counts of gathers.
     pub(super) counts: GatherCounts,
     /// Memory of gathers in halves.
@@ -104,6 +106,7 @@ impl RowsState {
             is_stopped: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
             footing: OnceLock::new(),
+            refused_at_close: OnceLock::new(),
             counts: GatherCounts::default(),
             records: Arc::default(),
             distinct: Arc::default(),
@@ -150,16 +153,31 @@ impl RowsState {
     /// Checks whether the namespace still has the properties that launches were made for.
     ///
     /// # Errors
-    /// [`Error::Changed`](nvme_driver::Error::Changed) if it has not; the errors of Identify if that is unknown.
+    /// [`Error::Changed`] if it has not; the errors of Identify if that is unknown.
     pub fn check_current(&self) -> Result<()> {
         self.footing(|footing| footing.check(nvm::opcode::READ))
-            .unwrap_or(Ok(()))
+            .unwrap_or_else(|| match self.refused_at_close.get() {
+                Some(error) => Err(error.again()),
+                None => Ok(()),
+            })
+    }
+
+    /// Compares the facts a last time, for launches whose outcome is asked for once the store is closed. Called after
+    /// [`end`](Self::end).
+    pub fn judge(&self) {
+        if let Err(error) = self.check_current() {
+            // Only the store's drop calls this, once.
+            let _ = self.refused_at_close.set(error);
+        }
     }
 
     /// Returns the state of the facts as they are known: sends nothing and waits for nothing.
     pub fn standing(&self) -> FactsStanding {
         self.footing(|footing| footing.standing(nvm::opcode::READ))
-            .unwrap_or(FactsStanding::Holds)
+            .unwrap_or_else(|| match self.refused_at_close.get() {
+                Some(error) => FactsStanding::Refused(error.again()),
+                None => FactsStanding::Holds,
+            })
     }
 
     /// Evaluates `of` on the facts, while the store is open.
