@@ -110,16 +110,19 @@ impl LentQueues {
         sizes: [(u32, u32); 2],
         users: Option<Arc<dyn QueueUsers>>,
     ) -> Result<Self> {
-        let sizes = sizes.map(|(count, entries)| (count, entries.max(2).next_power_of_two()));
-        let entries = sizes[0].1;
-        let count = sizes[0].0 + sizes[1].0;
         let most = controller.info().capabilities.max_entries;
-        if entries > most {
+        // Checked before the rounding: above 2^31 there is no larger power of two.
+        let entries = sizes[0].1.max(2);
+        if entries > most || entries.next_power_of_two() > most {
             return Err(Error::usage(
                 format!("queues of {entries} entries; the controller has {most} at most"),
                 format!("use a --depth below {most}"),
             ));
         }
+        let entries = entries.next_power_of_two();
+        let sizes =
+            sizes.map(|(count, of_each)| (count, of_each.clamp(2, entries).next_power_of_two()));
+        let count = sizes[0].0 + sizes[1].0;
         let (mut queues, mut rings, mut words) = (Vec::new(), Vec::new(), Vec::new());
         let page = controller.info().capabilities.page.bytes();
         let shadow = access.rings((count, entries, page))?;

@@ -100,6 +100,9 @@ impl Default for StoreOptions {
 impl StoreOptions {
     /// The most queues, and the most commands of each.
     const MOST: u32 = 4095;
+    /// The most entries of a queue of any controller. NVMe Base 2.0c, "Queue Size (QSIZE)": 0's based, 16 bits.
+    #[cfg(feature = "cuda")]
+    const MOST_ENTRIES: u32 = 1 << 16;
 
     /// # Errors
     /// [`Error::Usage`] for values that no store can be opened with.
@@ -111,6 +114,18 @@ impl StoreOptions {
                     "use a number in this range",
                 ));
             }
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(entries) = self.gpu.map(|of_gpu| of_gpu.rows.entries)
+            && entries > Self::MOST_ENTRIES
+        {
+            return Err(Error::usage(
+                format!(
+                    "the queues of a GPU have {entries} entries, and those of a controller {} at most",
+                    Self::MOST_ENTRIES
+                ),
+                "ask for fewer entries",
+            ));
         }
         #[cfg(feature = "cuda")]
         if self.kernel_queues > 0 && self.gpu.is_none() {
@@ -159,4 +174,26 @@ pub struct DataPath {
     pub path: String,
     /// Reason why no faster path is used.
     pub why: String,
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_of_a_gpu_have_no_more_entries_than_any_controller_has() {
+        let with = |entries| {
+            let mut gpu = GpuOptions::default();
+            gpu.rows.entries = entries;
+            let options = StoreOptions {
+                gpu: Some(gpu),
+                ..StoreOptions::default()
+            };
+            options.check()
+        };
+        assert!(with(1).is_ok() && with(1 << 16).is_ok());
+        for entries in [(1 << 16) + 1, (1 << 31) + 1, u32::MAX] {
+            assert!(matches!(with(entries), Err(Error::Usage { .. })));
+        }
+    }
 }

@@ -56,7 +56,8 @@ pub struct OpenOptions {
     pub timeout_ms: u32,
     /// With a GPU: queue pairs that the GPU drives, besides those of the CPU. Default 16.
     pub gpu_queues: u32,
-    /// With a GPU: entries of each, rounded up to a power of two. Default 1024.
+    /// With a GPU: entries of each, 65536 at most, rounded up to a power of two. Default 1024. A controller may have
+    /// fewer.
     pub gpu_entries: u32,
     /// With a GPU: blocks of a launch that run at a time, each with 1 MiB of slot memory. Default 32.
     pub gpu_stations: u32,
