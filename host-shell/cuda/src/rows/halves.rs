@@ -69,10 +69,19 @@ struct GatherHalves {
     halved: HalvedGather,
     shape: OwnedShape,
     point: BegunPoint,
-    /// Number of the second launch, until that is in a stream.
-    second: Mutex<Option<LaunchSlot>>,
+    second: Mutex<SecondHalf>,
     /// The first launch is in its stream, or in a graph.
     is_begun: AtomicBool,
+}
+
+/// State of the second launch.
+enum SecondHalf {
+    /// It is to come, and has its number.
+    Numbered(LaunchSlot),
+    /// It is to come: a launch was refused, and so was another number afterwards.
+    Unnumbered,
+    /// It is in a stream.
+    Launched,
 }
 
 /// Work of the second launch.
@@ -166,7 +175,7 @@ impl GpuRows {
             halved,
             shape,
             point: BegunPoint::new(&state.gpu, stream)?,
-            second: Mutex::new(Some(second)),
+            second: Mutex::new(SecondHalf::Numbered(second)),
             is_begun: AtomicBool::new(false),
         })
     }
@@ -195,7 +204,7 @@ impl BegunRows {
         let halves = &*self.halves;
         let gather = &halves.halved.batched.gather;
         let mut second = lock(&halves.second);
-        if second.is_none() {
+        if matches!(*second, SecondHalf::Launched) {
             return Err(BegunPoint::finished_twice());
         }
         let gpu = &halves.state.gpu;
@@ -216,7 +225,10 @@ impl BegunRows {
             ));
         }
         halves.point.order(stream)?;
-        let slot = second.take().ok_or_else(BegunPoint::finished_twice)?;
+        let slot = match std::mem::replace(&mut *second, SecondHalf::Unnumbered) {
+            SecondHalf::Numbered(slot) => slot,
+            _ => halves.state.reserve(1)?.pop().ok_or_else(closed)?,
+        };
         let launch = GatherLaunch {
             out: request.out,
             out_stride: request.out_stride,
@@ -228,9 +240,10 @@ impl BegunRows {
         let slot = slot.moving_rows_of(&launch);
         // SAFETY: the caller keeps the conditions under `# Safety`.
         let put = unsafe { halves.put(slot, launch, SecondLaunch::Copies(widening), stream) };
-        if put.is_err() {
-            *second = halves.state.reserve(1)?.pop();
-        }
+        *second = match put {
+            Ok(_) => SecondHalf::Launched,
+            Err(_) => halves.next_number(),
+        };
         let finished = PendingRows::of_kernel(put?);
         let Some(after) = after else {
             return Ok(finished);
@@ -264,7 +277,7 @@ impl BegunRows {
 
     /// True if it was finished.
     pub fn is_finished(&self) -> bool {
-        lock(&self.halves.second).is_none()
+        matches!(*lock(&self.halves.second), SecondHalf::Launched)
     }
 }
 
@@ -314,7 +327,10 @@ impl GatherHalves {
             keep_with_graph(stream, Box::new(HalvesOfGraph(Arc::clone(self))))?;
         }
         // Blocks of different gathers begin their search at different stations.
-        let number = lock(&self.second).as_ref().map_or(0, LaunchSlot::number);
+        let number = match &*lock(&self.second) {
+            SecondHalf::Numbered(slot) => slot.number(),
+            _ => 0,
+        };
         let gather = GatherLaunch {
             summary: self.state.memory.board.summary_address(number),
             ..self.halved.batched.gather
@@ -420,10 +436,16 @@ impl GatherHalves {
         }
     }
 
+    /// Returns the state after a second launch that was refused.
+    fn next_number(&self) -> SecondHalf {
+        let slot = self.state.reserve(1).ok().and_then(|mut slots| slots.pop());
+        slot.map_or(SecondHalf::Unnumbered, SecondHalf::Numbered)
+    }
+
     /// Frees the resources of a gather that was begun and not finished, or that is in a graph.
     fn cancel(&self) -> Option<Result<Arc<LaunchSlot>>> {
-        let second = lock(&self.second).take();
-        let is_left = second.is_some() || self.point.is_captured();
+        let second = std::mem::replace(&mut *lock(&self.second), SecondHalf::Launched);
+        let is_left = !matches!(second, SecondHalf::Launched) || self.point.is_captured();
         if !is_left || !self.is_begun.load(Ordering::Acquire) {
             return None;
         }
@@ -436,10 +458,10 @@ impl GatherHalves {
     }
 
     /// Puts a launch into another stream, which waits for the reads, and frees the stations.
-    fn give_back(&self, slot: Option<LaunchSlot>) -> Result<Arc<LaunchSlot>> {
-        let slot = match slot {
-            Some(slot) => slot,
-            None => self.state.reserve(1)?.pop().ok_or_else(closed)?,
+    fn give_back(&self, second: SecondHalf) -> Result<Arc<LaunchSlot>> {
+        let slot = match second {
+            SecondHalf::Numbered(slot) => slot,
+            _ => self.state.reserve(1)?.pop().ok_or_else(closed)?,
         };
         let stream = Stream::new(&self.state.gpu)?;
         self.point.before(stream.handle())?;
