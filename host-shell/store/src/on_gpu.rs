@@ -17,6 +17,8 @@ use nvme_cuda::{
 };
 use nvme_driver::error::{Error, Result};
 use nvme_driver::widen::RowConversion;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Mover of the rows of an operation in a stream.
@@ -450,19 +452,29 @@ impl Table {
         run: impl Fn(&Self, RowIds<'_>, &mut [u8], &mut [i32]) -> Result<()> + Send + Sync + 'static,
     ) -> MoveRows {
         let (later, failed) = (LaterTable::of_host(self), self.failed.byte());
-        Box::new(move |ids, data, status| {
-            let ran = later.table().and_then(|table| {
+        let run = move |ids: &[i64], data: &mut [u8], status: &mut [i32]| {
+            later.table().and_then(|table| {
                 let ran = run(&table, RowIds::I64(ids), data, status);
                 // The last owner of a store closes it with calls into the driver, which this thread may not make.
                 if let Some(space) = Arc::into_inner(table.space) {
-                    std::thread::spawn(move || drop(space));
+                    // Without a thread it is leaked.
+                    let space = ManuallyDrop::new(space);
+                    let close = move || drop(ManuallyDrop::into_inner(space));
+                    let _ = std::thread::Builder::new().spawn(close);
                 }
                 ran
-            });
-            if let Err(error) = ran {
-                data.fill(failed);
-                status.fill(status::of_error(&error));
-            }
+            })
+        };
+        Box::new(move |ids, data, status| {
+            // After a panic the rows have the content that the table asks for, too.
+            let ran = catch_unwind(AssertUnwindSafe(|| run(ids, data, status)));
+            let code = match ran {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => status::of_error(&error),
+                Err(_) => status::RowStatus::NotRun.code(),
+            };
+            data.fill(failed);
+            status.fill(code);
         })
     }
 }

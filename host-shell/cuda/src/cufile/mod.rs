@@ -337,7 +337,7 @@ pub struct GdsPending {
 }
 
 impl GdsPending {
-    /// Waits for its stream; a read that ended short is continued.
+    /// Waits for its stream. A read that ended short is an error.
     ///
     /// # Errors
     /// As [`GdsFile::read`].
