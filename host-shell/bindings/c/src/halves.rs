@@ -24,6 +24,8 @@ struct OpenGather {
     begun: nvme_host::store::BegunGather,
     row_bytes: u64,
     ids: TableRequest,
+    /// Registrations of the memory that the halves may use.
+    registrations: Vec<Arc<nvme_host::cuda::CallerMemory>>,
 }
 
 /// Object of a handle: nothing begins without a GPU.
@@ -81,6 +83,7 @@ fn begin(
         begun,
         row_bytes,
         ids: request,
+        registrations: open.opened.registrations(),
     })
 }
 
@@ -134,7 +137,17 @@ unsafe fn finish(
         let ended = gather
             .begun
             .finish(&rows.gather_target(), request.stream.addr() as u64)?;
-        crate::pending::on_stream(pending, ended)
+        let registrations = std::mem::take(&mut gather.registrations);
+        crate::pending::on_stream(pending, ended, |launch| {
+            if registrations.is_empty() {
+                return;
+            }
+            let launch = Arc::clone(launch);
+            crate::kept::keep(Box::new(move || {
+                let _ = &registrations;
+                launch.is_over()
+            }));
+        })
     }
 }
 

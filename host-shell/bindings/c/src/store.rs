@@ -314,6 +314,8 @@ fn open(device: &str, gpu: i32, options: &OpenOptions) -> Answer<OpenedStore> {
         #[cfg(feature = "cuda")]
         kernel_queues: options.kernel_queues,
         registered: Mutex::default(),
+        #[cfg(feature = "cuda")]
+        launched: Mutex::default(),
         background_failures: Arc::default(),
     })
 }
@@ -363,7 +365,9 @@ pub unsafe extern "C" fn nvme_gpu_open(
 /// Does not wait for the operations of the store: those that were started run to their end, their memory must
 /// stay valid, and nvme_gpu_pending_t handles stay valid. The device is free when the last of them has ended.
 /// Calls that other threads have begun end as if the store were open. A captured graph may be launched
-/// afterwards: its gathers zero each row, with status NVME_GPU_ROW_GONE. Registered memory is unregistered.
+/// afterwards: its gathers zero each row, with status NVME_GPU_ROW_GONE. Registered memory is unregistered, at the
+/// latest by the first call of these after every operation has ended and every graph with one was destroyed:
+/// nvme_gpu_register(), nvme_gpu_unregister() and nvme_gpu_close() of any store. It must stay valid until then.
 /// With no operation under way the controller is shut down here, which takes the time that the drive needs for
 /// it.
 #[unsafe(no_mangle)]
@@ -373,8 +377,9 @@ pub unsafe extern "C" fn nvme_gpu_close(store: *mut StoreHandle) {
         let devices = DEVICES.close_all(|device| device.store == store.addr());
         let tables = TABLES.close_all(|table| table.store == store.addr());
         let pages = PAGES.close_all(|pages| pages.store == Some(store.addr()));
+        #[cfg(feature = "cuda")]
         if let Some(opened) = &closed {
-            lock(&opened.registered).clear();
+            opened.end_registrations();
         }
         drop(devices);
         drop(tables);
@@ -519,6 +524,9 @@ pub unsafe extern "C" fn nvme_gpu_register(
                 "register 1 or more",
             ));
         }
+        // Of a store that was closed: the same bytes may be registered again.
+        #[cfg(feature = "cuda")]
+        crate::kept::reap();
         let start = memory.addr();
         let mut registered = lock(&opened.registered);
         let before = registered.range(..start + bytes).next_back();
@@ -535,7 +543,9 @@ pub unsafe extern "C" fn nvme_gpu_register(
                     == crate::memory::CallLocation::Host =>
             {
                 // SAFETY: as the header says.
-                Some(unsafe { nvme_host::cuda::CallerMemory::register(gpu, memory.cast(), bytes) }?)
+                let pinned =
+                    unsafe { nvme_host::cuda::CallerMemory::register(gpu, memory.cast(), bytes) };
+                Some(Arc::new(pinned?))
             }
             _ => None,
         };
@@ -560,6 +570,8 @@ pub unsafe extern "C" fn nvme_gpu_unregister(
     call(|| {
         let opened = opened(store)?;
         let taken = lock(&opened.registered).remove(&memory.addr());
+        #[cfg(feature = "cuda")]
+        crate::kept::reap();
         match taken {
             Some(_) => Ok(()),
             None => Err(CallFailure::usage(

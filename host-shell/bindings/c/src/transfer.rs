@@ -154,7 +154,8 @@ impl TransferRange {
             #[cfg(feature = "cuda")]
             // SAFETY: the caller's.
             CallLocation::Gpu => unsafe {
-                pending::on_stream(to, self.launch(&opened.store, stream)?)
+                let launched = self.launch(&opened.store, stream)?;
+                pending::on_stream(to, launched, |launch| opened.note_launch(launch))
             },
             #[cfg(not(feature = "cuda"))]
             CallLocation::Gpu => Err(CallFailure::usage(

@@ -202,6 +202,41 @@ static void outlives(const char *device)
     nvme_gpu_pending_free(pending);
 }
 
+/* Registered memory that a graph or an operation names stays registered after its store is closed. */
+static void registered_memory_stays(void)
+{
+    static _Alignas(4096) int64_t ids[512];
+    static nvme_gpu_t *other;
+    CUgraph graph;
+    nvme_gpu_options options = NVME_GPU_OPTIONS_INIT;
+    for (int i = 0; i < IDS; ++i) ids[i] = i;
+    open_store("sim:mem?size=4MiB&queues=32", 0);
+    OK(nvme_gpu_register(store, ids, sizeof(ids)));
+    CUdeviceptr before = ids_at;
+    ids_at = (CUdeviceptr)(uintptr_t)ids;
+    CUDA(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    OK(gather(NULL));
+    CUDA(cuStreamEndCapture(stream, &graph));
+    ids_at = before;
+    CUgraphExec exec = instance(graph);
+    CUDA(cuGraphDestroy(graph));
+    nvme_gpu_close(store);
+    OK(nvme_gpu_open("sim:mem?size=4MiB&queues=32", 0, &options, &other));
+    CHECK(nvme_gpu_register(other, ids, sizeof(ids)) == NVME_GPU_ERROR_ENVIRONMENT);
+    run(exec);
+    CUDA(cuGraphExecDestroy(exec));
+    for (int round = 0; nvme_gpu_register(other, ids, sizeof(ids)) != NVME_GPU_OK; ++round) {
+        CHECK(round < PATIENCE);
+        usleep(NAP_US);
+    }
+    /* Without a launch that names it memory is unregistered at once. */
+    nvme_gpu_close(other);
+    OK(nvme_gpu_open("sim:mem?size=4MiB&queues=32", 0, &options, &other));
+    OK(nvme_gpu_register(other, ids, sizeof(ids)));
+    OK(nvme_gpu_unregister(other, ids));
+    nvme_gpu_close(other);
+}
+
 int main(int argc, char **argv)
 {
     char file[4096];
@@ -226,6 +261,7 @@ int main(int argc, char **argv)
     outlives("sim:mem?size=4MiB&queues=32");
     outlives(stripe);
     outlives(file);
+    registered_memory_stays();
     puts("graphs: ok");
     return 0;
 }
