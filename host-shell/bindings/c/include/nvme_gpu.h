@@ -388,7 +388,8 @@ typedef struct nvme_gpu_options {
    */
   uint32_t gpu_queues;
   /*
-   With a GPU: entries of each, rounded up to a power of two. Default 1024.
+   With a GPU: entries of each, 65536 at most, rounded up to a power of two. Default 1024. A controller may have
+   fewer.
    */
   uint32_t gpu_entries;
   /*
@@ -1032,7 +1033,9 @@ nvme_gpu_status nvme_gpu_open(const char *device,
  Does not wait for the operations of the store: those that were started run to their end, their memory must
  stay valid, and nvme_gpu_pending_t handles stay valid. The device is free when the last of them has ended.
  Calls that other threads have begun end as if the store were open. A captured graph may be launched
- afterwards: its gathers zero each row, with status NVME_GPU_ROW_GONE. Registered memory is unregistered.
+ afterwards: its gathers zero each row, with status NVME_GPU_ROW_GONE. Registered memory is unregistered, at the
+ latest by the first call of these after every operation has ended and every graph with one was destroyed:
+ nvme_gpu_register(), nvme_gpu_unregister() and nvme_gpu_close() of any store. It must stay valid until then.
  With no operation under way the controller is shut down here, which takes the time that the drive needs for
  it.
  */
@@ -1156,6 +1159,7 @@ nvme_gpu_status nvme_gpu_pwrite_async(struct nvme_gpu_t *store,
  ordered: none may write bytes that another one reads or writes.
 
  Each entry gets its status. Returns that of the first one that failed; the others were carried out all the same.
+ NVME_GPU_ERROR_UNFINISHED comes before any other failure: reads with that status go on, and their memory is in use.
  An entry that cannot be obeyed is refused with NVME_GPU_ERROR_USAGE before anything is sent or written.
 
  Reads may go to memory of the store's GPU, ordered after the default stream: up to 96 of one drive are one launch.

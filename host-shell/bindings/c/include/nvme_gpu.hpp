@@ -111,8 +111,13 @@ class pending {
 public:
     explicit pending(nvme_gpu_pending_t *raw) noexcept : raw_(raw) {}
 
-    /* Whether it has ended, well or not. */
-    bool done() const { return nvme_gpu_pending_poll(raw_.get()) != NVME_GPU_ERROR_UNFINISHED; }
+    /* Whether it has ended, well or not. Throws for a handle that was moved from. */
+    bool done() const {
+        nvme_gpu_status status = nvme_gpu_pending_poll(raw_.get());
+        if (status == NVME_GPU_ERROR_CLOSED)
+            detail::check(status);
+        return status != NVME_GPU_ERROR_UNFINISHED;
+    }
     void wait() { detail::check(nvme_gpu_pending_wait(raw_.get(), UINT64_MAX)); }
     /* Whether it has ended within `limit`. Throws what it ended with. */
     bool wait_for(std::chrono::milliseconds limit) {

@@ -7,7 +7,9 @@ use crate::border::{Answer, call, null};
 use crate::memory::{CallLocation, CallMemory, place};
 use crate::opened::{OpenedStore, StoreHandle, opened};
 use crate::pending::{self, OperationReport, PendingHandle};
-use crate::status::{CallFailure, NVME_GPU_OK, NVME_GPU_ROW_NOT_RUN, nvme_gpu_status};
+use crate::status::{
+    CallFailure, NVME_GPU_ERROR_UNFINISHED, NVME_GPU_OK, NVME_GPU_ROW_NOT_RUN, nvme_gpu_status,
+};
 use crate::transfer::{check_range, nvme_gpu_stream};
 use nvme_host::Store;
 #[cfg(feature = "cuda")]
@@ -151,7 +153,8 @@ impl IoBatch {
         self.conclude(numbers.zip(failures))
     }
 
-    /// Writes the status of each of `ends`, and returns the outcome of all.
+    /// Writes the status of each of `ends`, and returns the outcome of all: one that has not ended comes before other
+    /// failures, as its memory is in use.
     fn conclude(
         &self,
         ends: impl Iterator<Item = (usize, Option<CallFailure>)>,
@@ -165,7 +168,8 @@ impl IoBatch {
             if let Some(failure) = failure {
                 let report = &mut first.report;
                 report.failed += 1;
-                if first.failure.is_none() {
+                let known = first.failure.as_ref();
+                if known.is_none_or(|known| !is_unfinished(known) && is_unfinished(&failure)) {
                     report.first_row = index as u64;
                     report.first_status = failure.status;
                     first.failure = Some(failure.of_entry(index));
@@ -191,31 +195,45 @@ impl IoBatch {
             // SAFETY: as the header says: the memory stays until the end, which is waited for.
             let read = |ranges: &[ReadRange]| unsafe { opened.store.read_ranges_on_gpu(ranges, 0) };
             let under_way = read(&ranges)?;
+            // Also if the wait for them ends early.
+            for (index, _) in self.entries_in(CallLocation::Gpu) {
+                self.set(index, NVME_GPU_ERROR_UNFINISHED);
+            }
             let of_host = self.run(&opened.store);
             let bytes = ranges.iter().map(|range| range.bytes).sum();
             let all = pending::wait_for_stream(opened, bytes, under_way)?;
             // Failures count through the parts of all entries, so they do not tell which entry failed: each is
-            // read once more in a separate launch.
+            // read once more in a separate launch, until one does not end.
+            let mut unfinished = None;
             let alone = |(index, entry): (usize, &IoEntry)| {
                 let failure = match all.failure {
                     None => None,
+                    Some(_) if unfinished.is_some() => unfinished.clone(),
                     Some(_) => read(&[entry.range()])
                         .map_err(CallFailure::from)
                         .and_then(|one| pending::wait_for_stream(opened, entry.bytes as u64, one))
                         .and_then(OperationReport::result)
                         .err(),
                 };
+                unfinished = failure.clone().filter(is_unfinished);
                 (index, failure)
             };
             let of_gpu = self.conclude(self.entries_in(CallLocation::Gpu).map(alone));
             let mut ends = [of_host, of_gpu];
-            ends.sort_by_key(|end| (end.failure.is_none(), end.report.first_row));
+            ends.sort_by_key(|end| {
+                let is_other = !end.failure.as_ref().is_some_and(is_unfinished);
+                (is_other, end.failure.is_none(), end.report.first_row)
+            });
             let [first, _] = ends;
             first.result()
         }
         #[cfg(not(feature = "cuda"))]
         self.run(&opened.store).result()
     }
+}
+
+fn is_unfinished(failure: &CallFailure) -> bool {
+    failure.status == NVME_GPU_ERROR_UNFINISHED
 }
 
 #[cfg(feature = "cuda")]
@@ -233,6 +251,7 @@ impl IoEntry {
 /// ordered: none may write bytes that another one reads or writes.
 ///
 /// Each entry gets its status. Returns that of the first one that failed; the others were carried out all the same.
+/// NVME_GPU_ERROR_UNFINISHED comes before any other failure: reads with that status go on, and their memory is in use.
 /// An entry that cannot be obeyed is refused with NVME_GPU_ERROR_USAGE before anything is sent or written.
 ///
 /// Reads may go to memory of the store's GPU, ordered after the default stream: up to 96 of one drive are one launch.
@@ -269,4 +288,41 @@ pub unsafe extern "C" fn nvme_gpu_batch_async(
         // SAFETY: as the header says.
         unsafe { pending::start(&opened, pending, move |store| batch.run(store)) }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_that_has_not_ended_comes_before_other_failures() {
+        let mut byte = 0u8;
+        let io = BatchIo {
+            operation: NVME_GPU_READ,
+            status: NVME_GPU_OK,
+            offset: 0,
+            bytes: 1,
+            data: (&raw mut byte).cast(),
+        };
+        let mut ios = [io; 3];
+        // SAFETY: the memory is there until the end of the test.
+        let batch = unsafe {
+            IoBatch {
+                entries: CallMemory::elements(ios.as_mut_ptr(), 3, size_of::<BatchIo>(), "ios")
+                    .unwrap_or_else(|failure| panic!("{}", failure.cause)),
+                ios: Vec::new(),
+            }
+        };
+        let failed = CallFailure::usage("it failed", "none");
+        let unfinished = pending::unfinished("it has not ended");
+        let ends = [Some(failed), None, Some(unfinished)];
+        let report = batch.conclude((0..).zip(ends));
+        assert_eq!(report.report.failed, 2);
+        assert_eq!(report.report.first_row, 2);
+        assert_eq!(report.report.first_status, NVME_GPU_ERROR_UNFINISHED);
+        assert!(report.failure.as_ref().is_some_and(is_unfinished));
+        let usage = CallFailure::usage("", "").status;
+        let statuses = ios.map(|io| io.status);
+        assert_eq!(statuses, [usage, NVME_GPU_OK, NVME_GPU_ERROR_UNFINISHED]);
+    }
 }

@@ -36,6 +36,17 @@ int main(void)
           nvme_gpu_gather(table, GATHER((void *)(uintptr_t)ids, NVME_GPU_I64, 1, (void *)(uintptr_t)out, 0, NULL,
                 NULL), NULL));
     CHECK(strstr(nvme_gpu_last_error(), "has not ended within 30"));
+    /* Of a batch the entries in memory of the GPU are under way, and its failure does not hide that. */
+    nvme_gpu_t *other;
+    char on_host[16];
+    options.timeout_ms = 1000;
+    OK(nvme_gpu_open("sim:mem?size=1MiB&queues=32&fault=status:0x281@op=read,every=1", 0, &options, &other));
+    nvme_gpu_io ios[] = {
+        { NVME_GPU_READ, 1, 0, sizeof on_host, on_host },
+        { NVME_GPU_READ, 1, 4096, 512, (void *)(uintptr_t)out },
+    };
+    FAILS(NVME_GPU_ERROR_UNFINISHED, nvme_gpu_batch(other, ios, 2));
+    CHECK(ios[0].status == 0x281 && ios[1].status == NVME_GPU_ERROR_UNFINISHED);
     printf("idle: ok\n");
     return 0;
 }

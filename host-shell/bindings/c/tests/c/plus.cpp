@@ -136,7 +136,9 @@ static void failures() {
     CHECK(!later.wait_for(std::chrono::milliseconds(1)) && !later.done());
     throws<nvme_gpu::timeout>(NVME_GPU_ERROR_UNFINISHED, "", [&] { (void)later.report(); });
     later.wait();
-    CHECK(byte == 0);
+    CHECK(byte == 0 && later.done());
+    auto moved = std::move(later);
+    throws<nvme_gpu::usage>(NVME_GPU_ERROR_CLOSED, "", [&] { (void)later.done(); });
     nvme_gpu::store lost("sim:mem?size=1MiB&fault=drop@op=read", -1, options);
     throws<nvme_gpu::timeout>(NVME_GPU_ERROR_TIMEOUT, "", [&] { lost.read(1, 0); });
 }
