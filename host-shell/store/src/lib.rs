@@ -155,6 +155,12 @@ impl Store {
             let cause = format!("'{device}' names no device, and there is no such file");
             return Err(Error::usage(cause, NAMES));
         }
+        if options.file_io == FileIo::Uring {
+            return Err(Error::usage(
+                format!("io_uring is required for files, and {device} is a drive"),
+                "open a file, or leave the way of files to the default",
+            ));
+        }
         let device = match options.read_only {
             true => device::open::open_reading(device)?,
             false => device::open::open(device)?,

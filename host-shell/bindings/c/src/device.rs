@@ -113,6 +113,12 @@ pub unsafe extern "C" fn nvme_gpu_device_queues(
         }
         let opened = opened(store)?;
         check_layout("the nvme_gpu_device.cuh of the program", asked.layout)?;
+        if asked.reserved != 0 {
+            return Err(CallFailure::usage(
+                format!("reserved of nvme_gpu_device_setup is {}", asked.reserved),
+                "set it to 0, as structures of zeroes have it",
+            ));
+        }
         #[cfg(feature = "cuda")]
         // SAFETY: as the header says.
         return unsafe { lend(&opened, store, &asked, setup, queues, device) };

@@ -73,6 +73,11 @@ impl PageCall {
             let named = |failure: CallFailure| failure.of_entry(index);
             // SAFETY: below `count`. Programs may pack their structures.
             let entry = unsafe { entries.add(index).read_unaligned() };
+            if entry.reserved != 0 {
+                let cause = format!("reserved of nvme_gpu_page is {}", entry.reserved);
+                let remedy = "set it to 0, as structures of zeroes have it";
+                return Err(named(CallFailure::usage(cause, remedy)));
+            }
             // SAFETY: the caller's.
             let page =
                 unsafe { CallMemory::new(entry.data, entry.bytes, "data") }.map_err(named)?;

@@ -197,6 +197,30 @@ fn or(value: u32, default: u32) -> u32 {
     }
 }
 
+/// Refuses options that have no effect without a GPU.
+fn check_without_gpu(options: &OpenOptions, gpu: i32) -> Answer<()> {
+    if gpu >= 0 {
+        return Ok(());
+    }
+    let flags = options.flags;
+    let of_gpu = [
+        ("NVME_GPU_GDS", flags & NVME_GPU_GDS),
+        ("NVME_GPU_GDS_REQUIRE", flags & NVME_GPU_GDS_REQUIRE),
+        ("gpu_queues", options.gpu_queues),
+        ("gpu_entries", options.gpu_entries),
+        ("gpu_stations", options.gpu_stations),
+        ("gpu_kernel_queues", options.gpu_kernel_queues),
+        ("gpu_tier", options.gpu_tier),
+    ];
+    match of_gpu.iter().find(|(_, value)| *value != 0) {
+        None => Ok(()),
+        Some((name, _)) => Err(CallFailure::usage(
+            format!("{name} of nvme_gpu_options is set, and the store has no GPU"),
+            format!("open it with a GPU, or without {name}"),
+        )),
+    }
+}
+
 fn store_options(options: &OpenOptions, gpu: i32) -> Answer<StoreOptions> {
     if options.flags & !ALL_FLAGS != 0 {
         return Err(CallFailure::usage(
@@ -219,6 +243,7 @@ fn store_options(options: &OpenOptions, gpu: i32) -> Answer<StoreOptions> {
             ));
         }
     };
+    check_without_gpu(options, gpu)?;
     let default = StoreOptions::default();
     let timeout = match options.timeout_ms {
         0 => default.timeout,

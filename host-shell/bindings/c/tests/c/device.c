@@ -32,6 +32,12 @@ static struct lent open_with(const char *fault)
     OK(nvme_gpu_open(device, 0, &options, &lent.store));
     lent.setup.cells = 2 * THREADS;
     lent.setup.buffer_bytes = 2 * THREADS * UNIT;
+    lent.setup.reserved = 1;
+    USAGE(nvme_gpu_device_queues(lent.store, &lent.setup, &lent.queues, &lent.device));
+    lent.setup.reserved = 0;
+    lent.setup.entries = UINT32_MAX;
+    USAGE(nvme_gpu_device_queues(lent.store, &lent.setup, &lent.queues, &lent.device));
+    lent.setup.entries = 0;
     OK(nvme_gpu_device_queues(lent.store, &lent.setup, &lent.queues, &lent.device));
     return lent;
 }

@@ -53,8 +53,18 @@ int main(int count, char **arguments)
     USAGE(open_with(changed, &store));
     changed.flags = NVME_GPU_FILE_URING | NVME_GPU_FILE_PREAD;
     USAGE(open_with(changed, &store));
+    changed.flags = NVME_GPU_FILE_URING;
+    USAGE(open_with(changed, &store));
     changed = options;
     changed.gpu_kernel_queues = 1;
+    USAGE(open_with(changed, &store));
+    for (int field = 0; field < 6; ++field) {
+        changed = options;
+        uint32_t *fields[] = { &changed.gpu_queues, &changed.gpu_entries, &changed.gpu_stations, &changed.gpu_tier,
+                               &changed.flags, &changed.flags };
+        *fields[field] |= field < 4 ? 1 : field == 4 ? NVME_GPU_GDS : NVME_GPU_GDS_REQUIRE;
+        USAGE(open_with(changed, &store));
+    }
     USAGE(open_with(changed, &store));
     changed = options;
     changed.queues = UINT32_MAX;

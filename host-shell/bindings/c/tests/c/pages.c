@@ -96,6 +96,9 @@ static void spoilt(nvme_gpu_t *store, nvme_gpu_pages_t *pages, unsigned char *ke
         }
     }
     CHECK(changed > 0);
+    entry.reserved = 1;
+    USAGE(nvme_gpu_pages_get(pages, &entry, 1, NULL));
+    entry.reserved = 0;
     FAILS(NVME_GPU_ERROR_PAGE_LOST, nvme_gpu_pages_get(pages, &entry, 1, NULL));
     FAILS(NVME_GPU_ERROR_PAGE_MISSING, nvme_gpu_pages_get(pages, &entry, 1, NULL));
     nvme_gpu_pages_statistics counts = { .size = sizeof(counts) };
