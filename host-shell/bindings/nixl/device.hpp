@@ -141,11 +141,17 @@ inline std::shared_ptr<open_device> open_file(uint64_t dev_id, const std::string
     } else if ((flags & O_ACCMODE) == O_WRONLY) {
         refuse("the file of devId " + std::to_string(dev_id) + " is open for writes alone", "open it with O_RDWR");
     }
+    if ((flags & O_CREAT) && (flags & O_ACCMODE) != O_RDWR)
+        refuse(meta + " would be made, and is open for reads alone", "use rw: without read_only, or leave out create");
     auto path = is_path ? meta.substr(modes->size() + 1) : "/proc/self/fd/" + std::to_string(dev_id);
-    file_number file(open(path.c_str(), (flags & (O_ACCMODE | (is_path ? O_CREAT : 0))) | O_CLOEXEC, 0644));
+    // A FIFO would be waited for without O_NONBLOCK.
+    int kept = O_ACCMODE | (is_path ? O_CREAT : 0);
+    file_number file(open(path.c_str(), (flags & kept) | O_CLOEXEC | O_NONBLOCK, 0644));
     struct stat facts {};
     if (file.get() < 0 || fstat(file.get(), &facts) != 0)
         refuse(path + " cannot be opened: " + std::string(strerror(errno)), "check the file", NVME_GPU_ERROR_FILE);
+    if (!S_ISREG(facts.st_mode) && !S_ISBLK(facts.st_mode))
+        refuse(path + " is neither a file nor a block device", "name one of these");
     bool is_writable = (flags & O_ACCMODE) == O_RDWR && !settings.is_read_only();
     bool is_short = S_ISREG(facts.st_mode) && end > static_cast<uint64_t>(facts.st_size);
     // Not ftruncate(), which would cut off what another process has added and written since fstat().

@@ -104,8 +104,7 @@ private:
                     return {NVME_GPU_ERROR_INTERRUPTED, "the request was released", "post it again"};
                 auto count = std::min(LAUNCH, ios_.size() - first);
                 bool is_write = ios_[first].operation == NVME_GPU_WRITE;
-                auto outcome = is_write ? write_from_gpu(first, count)
-                                        : call_outcome::of(nvme_gpu_batch(on_->store.get(), &ios_[first], count));
+                auto outcome = is_write ? write_from_gpu(first, count) : read_to_gpu(first, count);
                 if (outcome.status != NVME_GPU_OK)
                     return outcome;
             }
@@ -115,12 +114,35 @@ private:
         }
     }
 
+    /* Reads `count` ranges into memory of the GPU. A call that gives up waiting leaves its launches under way, so the
+     * reads are made again behind them: the memory is in use until an outcome is known. */
+    call_outcome read_to_gpu(size_t first, size_t count) {
+        for (;;) {
+            auto status = nvme_gpu_batch(on_->store.get(), &ios_[first], count);
+            if (status != NVME_GPU_ERROR_UNFINISHED)
+                return call_outcome::of(status);
+            wait_behind(first, count);
+        }
+    }
+
+    /* Waits until the launches have ended that read `count` ranges in the default stream: until one more there has. */
+    void wait_behind(size_t first, size_t count) noexcept {
+        const auto *io = &ios_[first];
+        while (io->bytes == 0 && io < &ios_[first + count - 1])
+            ++io;
+        nvme_gpu_pending_t *made = nullptr;
+        // Without a launch behind them nothing tells their end, so no failure ends this.
+        while (nvme_gpu_pread_async(on_->store.get(), io->data, io->bytes, io->offset, nullptr, &made) != NVME_GPU_OK)
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        nvme_gpu_pending_wait(made, UINT64_MAX);
+        nvme_gpu_pending_free(made);
+    }
+
     /* Writes `count` ranges from memory of the GPU, by launches in the default stream that follow each other. */
     call_outcome write_from_gpu(size_t first, size_t count) {
         call_outcome outcome;
         std::vector<nvme_gpu::pending> launched;
         launched.reserve(count);
-        uint64_t bytes = 0;
         for (size_t index = first; index < first + count && outcome.status == NVME_GPU_OK; ++index) {
             const auto &io = ios_[index];
             nvme_gpu_pending_t *made = nullptr;
@@ -128,13 +150,10 @@ private:
                 nvme_gpu_pwrite_async(on_->store.get(), io.data, io.bytes, io.offset, nullptr, &made));
             if (outcome.status == NVME_GPU_OK)
                 launched.emplace_back(made);
-            bytes += io.bytes;
         }
-        // The limit of nvme_gpu_pwrite().
-        auto timeout = on_->options.timeout_ms ? on_->options.timeout_ms : 5000;
-        auto limit = uint64_t{timeout} * 10 + 10000 + bytes / (16 << 10);
         for (const auto &one : launched) {
-            auto ended = call_outcome::of(nvme_gpu_pending_wait(one.get(), limit));
+            // Without a limit: the GPU reads the memory until the end, however late it comes.
+            auto ended = call_outcome::of(nvme_gpu_pending_wait(one.get(), UINT64_MAX));
             if (outcome.status == NVME_GPU_OK)
                 outcome = ended;
         }

@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <memory>
+#include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
 
@@ -361,6 +362,13 @@ static void files_are_storage() {
         CHECK(agent.add(FILE_SEG, 0, 1, id, ("rw:" + path).c_str()) == NIXL_SUCCESS);
     }
     CHECK(close(file) == 0 && close(readable) == 0 && close(blind) == 0);
+    auto pipe = folder + "/pipe", none = folder + "/none";
+    CHECK(mkfifo(pipe.c_str(), 0600) == 0);
+    test_agent agent({}), reader(nixl_b_params_t{{"read_only", "true"}});
+    for (auto meta : {"ro:" + pipe, "rw:" + pipe, "ro:" + folder, "ro,create:" + none})
+        CHECK(agent.add(FILE_SEG, 0, 0, 7, meta.c_str()) == NIXL_ERR_INVALID_PARAM);
+    CHECK(reader.add(FILE_SEG, 0, 0, 7, ("rw,create:" + none).c_str()) == NIXL_ERR_INVALID_PARAM);
+    CHECK(access(none.c_str(), F_OK) != 0);
 }
 
 /* Memory of a GPU, more ranges than share a launch. */
@@ -394,6 +402,48 @@ static void memory_of_a_gpu_moves(const std::string &device) {
     CUDA(cuMemFree(memory));
 }
 
+static void wait_for(void *flag) {
+    while (!static_cast<std::atomic<bool> *>(flag)->load())
+        usleep(1000);
+}
+
+/* The default stream is busy for longer than a call waits: requests are under way until the GPU has ended. */
+static void a_request_is_under_way_while_its_launches_are() {
+    CUdeviceptr memory;
+    use_context_of_gpu();
+    auto out = pattern(9), in = std::vector<unsigned char>(BLOCK);
+    CUDA(cuMemAlloc(&memory, 2 * BLOCK));
+    CUDA(cuMemcpyHtoD(memory, out.data(), BLOCK));
+    {
+        auto to = "file:" + new_file("late-write", 1 << 20), from = "file:" + new_file("late-read", 1 << 20);
+        test_agent writer({{"device", to}, {"gpu", "0"}, {"timeout_ms", "10"}});
+        test_agent reader({{"device", from}, {"gpu", "0"}, {"timeout_ms", "10"}});
+        for (auto *agent : {&writer, &reader}) {
+            CHECK(agent->add(VRAM_SEG, memory, 2 * BLOCK, 0) == NIXL_SUCCESS);
+            CHECK(agent->add(BLK_SEG, 0, 0, 0) == NIXL_SUCCESS);
+        }
+        auto first = [&](test_agent &agent) { return memory_of(agent, {{memory, BLOCK}}, VRAM_SEG); };
+        auto second = [&](test_agent &agent) { return memory_of(agent, {{memory + BLOCK, BLOCK}}, VRAM_SEG); };
+        CHECK(reader.transfer(NIXL_WRITE, first(reader), storage_of(reader, {{BLOCK, BLOCK}})) == NIXL_SUCCESS);
+        std::atomic<bool> may_go = false;
+        CUDA(cuLaunchHostFunc(nullptr, wait_for, &may_go));
+        CHECK(writer.prepare(NIXL_WRITE, first(writer), storage_of(writer, {{0, BLOCK}})) == NIXL_SUCCESS);
+        CHECK(reader.prepare(NIXL_READ, second(reader), storage_of(reader, {{BLOCK, BLOCK}})) == NIXL_SUCCESS);
+        for (auto *agent : {&writer, &reader})
+            CHECK(agent->post() == NIXL_IN_PROG);
+        // A call waits for ten time-outs and 10 s.
+        for (int tenths = 0; tenths < 120; ++tenths, usleep(100000))
+            for (auto *agent : {&writer, &reader})
+                CHECK(agent->engine->checkXfer(agent->handle) == NIXL_IN_PROG);
+        may_go = true;
+        for (auto *agent : {&writer, &reader})
+            CHECK(agent->finish() == NIXL_SUCCESS && agent->release() == NIXL_SUCCESS);
+        CUDA(cuMemcpyDtoH(in.data(), memory + BLOCK, BLOCK));
+        CHECK(std::equal(in.begin(), in.end(), out.begin()));
+    }
+    CUDA(cuMemFree(memory));
+}
+
 int main(int, char **words) {
     folder = words[2];
     void *library = dlopen(words[1], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
@@ -411,5 +461,6 @@ int main(int, char **words) {
     files_are_storage();
     memory_of_a_gpu_moves("sim:mem?size=4MiB&queues=32");
     memory_of_a_gpu_moves("file:" + new_file("of-gpu", 4 << 20));
+    a_request_is_under_way_while_its_launches_are();
     std::puts("as_nixl: ok");
 }
