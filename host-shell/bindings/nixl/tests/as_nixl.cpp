@@ -415,9 +415,8 @@ static void a_request_is_under_way_while_its_launches_are() {
     CUDA(cuMemAlloc(&memory, 2 * BLOCK));
     CUDA(cuMemcpyHtoD(memory, out.data(), BLOCK));
     {
-        auto to = "file:" + new_file("late-write", 1 << 20), from = "file:" + new_file("late-read", 1 << 20);
-        test_agent writer({{"device", to}, {"gpu", "0"}, {"timeout_ms", "10"}});
-        test_agent reader({{"device", from}, {"gpu", "0"}, {"timeout_ms", "10"}});
+        test_agent writer({{"device", "sim:mem?size=1MiB&queues=32"}, {"gpu", "0"}, {"timeout_ms", "2000"}});
+        test_agent reader({{"device", "sim:mem?size=2MiB&queues=32"}, {"gpu", "0"}, {"timeout_ms", "2000"}});
         for (auto *agent : {&writer, &reader}) {
             CHECK(agent->add(VRAM_SEG, memory, 2 * BLOCK, 0) == NIXL_SUCCESS);
             CHECK(agent->add(BLK_SEG, 0, 0, 0) == NIXL_SUCCESS);
@@ -432,7 +431,7 @@ static void a_request_is_under_way_while_its_launches_are() {
         for (auto *agent : {&writer, &reader})
             CHECK(agent->post() == NIXL_IN_PROG);
         // A call waits for ten time-outs and 10 s.
-        for (int tenths = 0; tenths < 120; ++tenths, usleep(100000))
+        for (int tenths = 0; tenths < 320; ++tenths, usleep(100000))
             for (auto *agent : {&writer, &reader})
                 CHECK(agent->engine->checkXfer(agent->handle) == NIXL_IN_PROG);
         may_go = true;
