@@ -1159,7 +1159,7 @@ nvme_gpu_status nvme_gpu_pwrite_async(struct nvme_gpu_t *store,
  ordered: none may write bytes that another one reads or writes.
 
  Each entry gets its status. Returns that of the first one that failed; the others were carried out all the same.
- NVME_GPU_ERROR_UNFINISHED comes before any other failure: reads with that status go on, and their memory is in use.
+ NVME_GPU_ERROR_UNFINISHED comes before any other failure: reads with that status continue, and their memory is in use.
  An entry that cannot be obeyed is refused with NVME_GPU_ERROR_USAGE before anything is sent or written.
 
  Reads may go to memory of the store's GPU, ordered after the default stream: up to 96 of one drive are one launch.

@@ -251,7 +251,7 @@ impl IoEntry {
 /// ordered: none may write bytes that another one reads or writes.
 ///
 /// Each entry gets its status. Returns that of the first one that failed; the others were carried out all the same.
-/// NVME_GPU_ERROR_UNFINISHED comes before any other failure: reads with that status go on, and their memory is in use.
+/// NVME_GPU_ERROR_UNFINISHED comes before any other failure: reads with that status continue, and their memory is in use.
 /// An entry that cannot be obeyed is refused with NVME_GPU_ERROR_USAGE before anything is sent or written.
 ///
 /// Reads may go to memory of the store's GPU, ordered after the default stream: up to 96 of one drive are one launch.

@@ -236,7 +236,7 @@ impl RowsState {
 }
 
 impl QueueUsers for RowsState {
-    /// Closes the gate for good if this namespace is about to be erased. Launches for another namespace go on: opening
+    /// Closes the gate for good if this namespace is about to be erased. Launches for another namespace continue: opening
     /// the gate again would begin another epoch, by which commands that are in flight would count as ended.
     fn keep_out(&self) -> bool {
         // Without a footing no launch exists yet; one that has gone is that of a closed store.

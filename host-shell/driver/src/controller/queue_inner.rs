@@ -110,7 +110,7 @@ pub struct QueueInner {
 /// Effects of a controller reset on a queue that a GPU drives.
 #[cfg(feature = "cuda")]
 pub trait GpuDrivenQueue: Send {
-    /// Waits until the kernels of a caller have given the queue back; returns true if they have. Changes nothing else.
+    /// Waits until the kernels of a caller have returned the queue; returns true if they have. Changes nothing else.
     fn is_returned(&mut self) -> bool;
     /// Keeps kernels out whose facts an admin command is about to make invalid, and waits until none of them uses the
     /// queue; returns true if none does. Commands may still be in flight, so nothing of theirs becomes free.

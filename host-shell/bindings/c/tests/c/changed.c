@@ -23,9 +23,7 @@ static void with(const char *change, int gpu, int reads)
     int64_t ids[2] = { 3, 9 };
     int32_t status[2];
     snprintf(device, sizeof(device), "sim:mem?size=4MiB&block=4096&queues=32&fault=%s@op=write,nth=1", change);
-    options.gpu_queues = 4;
-    options.gpu_entries = 64;
-    options.gpu_stations = 4;
+    if (gpu >= 0) options.gpu_queues = 4, options.gpu_entries = 64, options.gpu_stations = 4;
     OK(nvme_gpu_open(device, gpu, &options, &store));
     OK(nvme_gpu_table_open(store, 0, 128, sizeof(block), &table));
     memset(block, 7, sizeof(block));
