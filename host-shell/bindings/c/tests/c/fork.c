@@ -176,7 +176,7 @@ int main(int count, char **arguments)
     nvme_gpu_queues queues;
     SPDKContext *context;
 
-    options.gpu_queues = 2;
+    options.gpu_queues = has_gpu ? 2 : 0;
     options.gpu_kernel_queues = has_gpu ? 2 : 0;
     memset(out, 7, sizeof out);
     OK(nvme_gpu_open(arguments[1], has_gpu ? 0 : -1, &options, &store));
