@@ -108,6 +108,8 @@ fn refusal(error: SubmitError) -> i32 {
 #[inline(always)]
 fn answer(outcome: CommandOutcome) -> i32 {
     match outcome {
+        // A success may come with hints for a retry, which are no failure.
+        CommandOutcome::Completed(status) if status.is_success() => 0,
         CommandOutcome::Completed(status) => i32::from(status.0),
         CommandOutcome::Aborted(_) => ABORTED,
     }

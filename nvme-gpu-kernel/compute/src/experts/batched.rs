@@ -6,7 +6,7 @@
 use super::ProductParameters;
 use super::kernels::{cache_of, chosen_of, gemv_of, no_numbers, word_of};
 use crate::quantised::batched::{BLOCK_ROWS, OF_OWN, ProductBatch, VECTORS, rows};
-use crate::tile::BlockShared;
+use crate::tile::{BlockShared, opaque};
 use core::num::NonZeroU32;
 use nvme_core::sync::{Order, Scope};
 use nvme_formats::StoredFormat;
@@ -26,10 +26,12 @@ entry! {
         let Some(parts) = NonZeroU32::new(product.rows.div_ceil(BLOCK_ROWS)) else {
             return;
         };
-        let (expert, first_row) = (arch::block() / parts, arch::block() % parts * BLOCK_ROWS);
         let mut next = 0;
         // Every thread of the block has the same `next`.
         while next < product.admit.pairs {
+            // Both numbers again for each batch: they would take registers of the multiplication.
+            let block = opaque(arch::block());
+            let (expert, first_row) = (block / parts, block % parts * BLOCK_ROWS);
             // SAFETY: the host vouches for the addresses in the kernel's parameter, as under `# Safety`.
             let count = unsafe { collect(&product, expert, next) };
             if count != 0 {

@@ -260,6 +260,11 @@ struct LaneMatrices {
     halves: [u32; 4],
 }
 
+/// Returns the same word: an optimisation barrier on a GPU.
+pub fn opaque(word: u32) -> u32 {
+    word
+}
+
 /// Commits the calling thread's current group of copies.
 pub fn commit() {
     arch::commit_copies();
