@@ -8,6 +8,7 @@
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -248,6 +249,28 @@ static void release(struct shared *one)
 	pthread_mutex_unlock(&lock);
 }
 
+/* Whether both paths name one file that is yet to be created: by one name in one folder. */
+static int is_same_new(const char *path, const char *other)
+{
+	const char *paths[] = { path, other }, *names[2];
+	char folders[2][PATH_MAX];
+	int i;
+
+	for (i = 0; i < 2; i++) {
+		char folder[PATH_MAX];
+		const char *slash = strrchr(paths[i], '/');
+
+		names[i] = slash ? slash + 1 : paths[i];
+		if (names[i] - paths[i] >= PATH_MAX - 1)
+			return 0;
+		memcpy(folder, paths[i], names[i] - paths[i]);
+		folder[names[i] - paths[i]] = 0;
+		if (!realpath(*folder ? folder : ".", folders[i]))
+			return 0;
+	}
+	return !strcmp(names[0], names[1]) && !strcmp(folders[0], folders[1]);
+}
+
 /* Whether both paths name one file or one block device, or one file that is yet to be created. */
 static int is_same(const char *path, const char *other)
 {
@@ -256,7 +279,7 @@ static int is_same(const char *path, const char *other)
 	if (!strcmp(path, other))
 		return 1;
 	if (stat(path, &of_path) || stat(other, &of_other))
-		return 0;
+		return is_same_new(path, other);
 	if (S_ISBLK(of_path.st_mode) && S_ISBLK(of_other.st_mode))
 		return of_path.st_rdev == of_other.st_rdev;
 	return of_path.st_dev == of_other.st_dev && of_path.st_ino == of_other.st_ino;

@@ -90,6 +90,18 @@ public:
 private:
     /* Reads of a call of nvme_gpu_batch() that share a launch. */
     static constexpr size_t LAUNCH = 96;
+    /* The longest wait for launches that a call has given up: those of a context that died may never tell their end. */
+    static constexpr std::chrono::minutes LONGEST{10};
+
+    static call_outcome still_in_use() {
+        return {NVME_GPU_ERROR_UNFINISHED, "launches of the request have not ended within ten minutes",
+                "keep its memory until the process ends"};
+    }
+
+    static uint64_t left_until(clock::time_point deadline) {
+        auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - clock::now()).count();
+        return static_cast<uint64_t>(std::max<int64_t>(left, 0));
+    }
 
     void finish(call_outcome outcome) {
         std::lock_guard held(lock_);
@@ -121,21 +133,30 @@ private:
             auto status = nvme_gpu_batch(on_->store.get(), &ios_[first], count);
             if (status != NVME_GPU_ERROR_UNFINISHED)
                 return call_outcome::of(status);
-            wait_behind(first, count);
+            if (!wait_behind(first, count))
+                return still_in_use();
+            if (is_cancelled_)
+                return {NVME_GPU_ERROR_INTERRUPTED, "the request was released", "post it again"};
         }
     }
 
-    /* Waits until the launches have ended that read `count` ranges in the default stream: until one more there has. */
-    void wait_behind(size_t first, size_t count) noexcept {
+    /* Waits until the launches have ended that read `count` ranges in the default stream: until one more there has.
+     * Returns whether they have. */
+    bool wait_behind(size_t first, size_t count) noexcept {
+        auto deadline = clock::now() + LONGEST;
         const auto *io = &ios_[first];
         while (io->bytes == 0 && io < &ios_[first + count - 1])
             ++io;
         nvme_gpu_pending_t *made = nullptr;
-        // Without a launch behind them nothing tells their end, so no failure ends this.
-        while (nvme_gpu_pread_async(on_->store.get(), io->data, io->bytes, io->offset, nullptr, &made) != NVME_GPU_OK)
+        // Without a launch behind them nothing tells their end, so a failure does not end this before the deadline.
+        while (nvme_gpu_pread_async(on_->store.get(), io->data, io->bytes, io->offset, nullptr, &made) != NVME_GPU_OK) {
+            if (clock::now() > deadline)
+                return false;
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
-        nvme_gpu_pending_wait(made, UINT64_MAX);
+        }
+        auto status = nvme_gpu_pending_wait(made, left_until(deadline));
         nvme_gpu_pending_free(made);
+        return status != NVME_GPU_ERROR_UNFINISHED;
     }
 
     /* Writes `count` ranges from memory of the GPU, by launches in the default stream that follow each other. */
@@ -151,9 +172,12 @@ private:
             if (outcome.status == NVME_GPU_OK)
                 launched.emplace_back(made);
         }
+        auto deadline = clock::now() + LONGEST;
         for (const auto &one : launched) {
-            // Without a limit: the GPU reads the memory until the end, however late it comes.
-            auto ended = call_outcome::of(nvme_gpu_pending_wait(one.get(), UINT64_MAX));
+            // The GPU reads the memory until the end.
+            auto ended = call_outcome::of(nvme_gpu_pending_wait(one.get(), left_until(deadline)));
+            if (ended.status == NVME_GPU_ERROR_UNFINISHED)
+                return still_in_use();
             if (outcome.status == NVME_GPU_OK)
                 outcome = ended;
         }

@@ -377,7 +377,8 @@ impl QueueUsers for QueueOwnership {
         let mut state = lock(&self.state);
         state.is_stopped = true;
         let mut state = self.wait_for_kernels(state);
-        let are_returned = state.running == 0 && !state.is_stuck;
+        // An end that aborts what kernels left behind needs the admin queue, which the caller has: it is not waited for.
+        let are_returned = state.running == 0 && !state.is_ending && !state.is_stuck;
         state.is_stopped = false;
         drop(state);
         self.changed.notify_all();

@@ -88,8 +88,8 @@ pub use registered::RegisteredMemory;
 pub use rows::{
     BegunPoint, BegunRows, GatherIds, GatherOptions, GatherOutcome, GatherTarget, GpuRows,
     HostRows, LaunchSequence, MoveRows, MovedRows, PendingRows, ReadList, ReadRange, RowCounts,
-    RowDirection, RowFailures, RowRequest, RowTable, RowsOptions, StripedRows, TableCache,
-    TableMap,
+    RowDirection, RowFailures, RowRequest, RowTable, RowsOptions, StoreLaunches, StripedRows,
+    TableCache, TableMap,
 };
 pub use session::{GpuSession, LaunchWork, LostCommands, SessionSetup};
 pub use stream::{Stream, StreamEvent};

@@ -8,6 +8,7 @@ use super::table::Table;
 use nvme_cuda::{
     Gpu, GpuRows, HostRows, KernelArgument, LaunchSequence, PageMover, PageRead, PageWrite,
     PendingPages, PendingRows, PendingWrites, ReadList, ReadRange, RowRequest, StagingBatch,
+    StoreLaunches,
 };
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::rows::LIST_RANGES;
@@ -154,6 +155,13 @@ impl Store {
             "the GPU reads ranges that a kernel lists from one drive alone",
             "use one drive (sim:, vfio:, vfio-user:) with blocks of 32 KiB at most",
         ))
+    }
+
+    /// Returns the launches by which a GPU reads and writes the members, which can be asked for once the store is closed.
+    pub fn launches_on_gpu(&self) -> Vec<StoreLaunches> {
+        let members = self.space.members.iter();
+        let rows = members.filter_map(|member| member.rows.as_ref());
+        rows.map(|rows| rows.launches()).collect()
     }
 
     /// Checks that the GPU itself reads and writes pages of a page store here.

@@ -28,7 +28,12 @@ entry! {
                 at += 32;
             }
             let mean = sum_of_warp(sum) / norm.elements as f32;
-            let factor = 1.0 / sqrt(mean + norm.epsilon);
+            // A sum that overflows would make zeros of all numbers, which nobody would notice.
+            let factor = if mean < f32::INFINITY {
+                1.0 / sqrt(mean + norm.epsilon)
+            } else {
+                f32::NAN
+            };
             let mut at = lane;
             while at < elements {
                 y.store(first + at, x.load(first + at) * factor * weight.load(at));

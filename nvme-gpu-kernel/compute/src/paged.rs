@@ -18,7 +18,7 @@ const LOADS: usize = 4;
 const EACH: usize = 4;
 /// Start value of the largest score: below every product, and finite. The score of a missing key is minus
 /// infinity; its exponential relative to this number is 0, relative to minus infinity it would be NaN.
-const LEAST: f32 = -1e30;
+const LEAST: f32 = f32::MIN;
 
 /// Expands the block for each of the numbers, as a constant of the given name, so that arrays stay in
 /// registers.

@@ -20,7 +20,8 @@ pub struct UnpackParameters {
     pub reserved: u32,
 }
 
-/// Parameters of `y = x / sqrt(mean(x^2) + epsilon) * weight` for each vector.
+/// Parameters of `y = x / sqrt(mean(x^2) + epsilon) * weight` for each vector. A vector whose squares add up to more than
+/// `f32` holds gives NaN.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[repr(C)]
 pub struct RmsNorm {

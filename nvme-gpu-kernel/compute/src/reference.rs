@@ -49,10 +49,13 @@ fn half_of(row: &[u8]) -> impl Fn(u32) -> u16 + Copy {
     }
 }
 
-/// Computes [`RmsNorm`](crate::RmsNorm).
+/// Computes [`RmsNorm`](crate::RmsNorm): NaN where the sum of the squares is too large.
 pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) {
     let sum: f32 = x.iter().map(|x| x * x).sum();
-    let factor = 1.0 / (sum / x.len() as f32 + epsilon).sqrt();
+    let factor = match sum < f32::INFINITY {
+        true => 1.0 / (sum / x.len() as f32 + epsilon).sqrt(),
+        false => f32::NAN,
+    };
     for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
         *y = x * factor * weight;
     }
@@ -172,6 +175,8 @@ mod tests {
         for (y, x) in y.iter().zip([3.0, -4.0, 0.0, 10.0]) {
             assert!((y - x * factor).abs() < 1e-6);
         }
+        rms_norm(&[3e19; 4], &[1.0; 4], 0.0, &mut y);
+        assert!(y.iter().all(|y| y.is_nan()), "the squares overflow");
     }
 
     #[test]

@@ -24,8 +24,6 @@ struct OpenGather {
     begun: nvme_host::store::BegunGather,
     row_bytes: u64,
     ids: TableRequest,
-    /// Registrations of the memory that the halves may use.
-    registrations: Vec<Arc<nvme_host::cuda::CallerMemory>>,
 }
 
 /// Object of a handle: nothing begins without a GPU.
@@ -83,7 +81,6 @@ fn begin(
         begun,
         row_bytes,
         ids: request,
-        registrations: open.opened.registrations(),
     })
 }
 
@@ -137,17 +134,7 @@ unsafe fn finish(
         let ended = gather
             .begun
             .finish(&rows.gather_target(), request.stream.addr() as u64)?;
-        let registrations = std::mem::take(&mut gather.registrations);
-        crate::pending::on_stream(pending, ended, |launch| {
-            if registrations.is_empty() {
-                return;
-            }
-            let launch = Arc::clone(launch);
-            crate::kept::keep(Box::new(move || {
-                let _ = &registrations;
-                launch.is_over()
-            }));
-        })
+        crate::pending::on_stream(pending, ended)
     }
 }
 

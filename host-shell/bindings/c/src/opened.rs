@@ -2,10 +2,10 @@
 
 use crate::border::Answer;
 use crate::handles::OpenHandles;
-#[cfg(feature = "cuda")]
-use nvme_host::lock::lock;
 use nvme_host::store::RowScales;
 use nvme_host::{Store, Table};
+#[cfg(feature = "cuda")]
+use nvme_host::{cuda::StoreLaunches, lock::lock};
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -29,9 +29,6 @@ pub struct OpenedStore {
     #[cfg(feature = "cuda")]
     pub kernel_queues: u32,
     pub registered: Mutex<BTreeMap<usize, RegisteredRange>>,
-    /// Launches that may use registered memory, with those that have ended since the last one.
-    #[cfg(feature = "cuda")]
-    pub launched: Mutex<Vec<Arc<crate::pending::WaitingOperation>>>,
     pub background_failures: Arc<AtomicU64>,
 }
 
@@ -39,37 +36,22 @@ pub struct OpenedStore {
 pub struct RegisteredRange {
     pub bytes: usize,
     #[cfg(feature = "cuda")]
-    pub memory: Option<Arc<nvme_host::cuda::CallerMemory>>,
+    pub memory: Option<nvme_host::cuda::CallerMemory>,
 }
 
 #[cfg(feature = "cuda")]
-impl OpenedStore {
-    /// Returns the registrations that a launch may need.
-    pub fn registrations(&self) -> Vec<Arc<nvme_host::cuda::CallerMemory>> {
-        let registered = lock(&self.registered);
-        let of_gpu = registered.values().filter_map(|one| one.memory.as_ref());
-        of_gpu.cloned().collect()
-    }
-
-    /// Remembers a launch while memory is registered, so that [`end_registrations`](Self::end_registrations) finds it.
-    pub fn note_launch(&self, launch: &Arc<crate::pending::WaitingOperation>) {
-        if !self.registrations().is_empty() {
-            let mut launched = lock(&self.launched);
-            launched.retain(|one| !one.is_over());
-            launched.push(Arc::clone(launch));
-        }
-    }
-
-    /// Ends all registrations once no launch, and no graph with one, may use them any more.
-    pub fn end_registrations(&self) {
-        let registrations = self.registrations();
-        lock(&self.registered).clear();
-        let launched = std::mem::take(&mut *lock(&self.launched));
-        if !registrations.is_empty() {
+impl Drop for OpenedStore {
+    /// Ends the registrations once no launch, and no graph with one, may use the memory any more. Calls of other threads
+    /// have ended: each keeps the store.
+    fn drop(&mut self) {
+        let registered = std::mem::take(&mut *lock(&self.registered));
+        if registered.values().any(|one| one.memory.is_some()) {
+            let launches = self.store.launches_on_gpu();
             crate::kept::keep(Box::new(move || {
-                let _ = &registrations;
-                launched.iter().all(|one| one.is_over())
+                let _ = &registered;
+                launches.iter().all(StoreLaunches::are_over)
             }));
+            crate::kept::reap();
         }
     }
 }

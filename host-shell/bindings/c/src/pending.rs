@@ -158,7 +158,7 @@ pub fn operation(pending: *const PendingHandle) -> Answer<Arc<WaitingOperation>>
 }
 
 impl WaitingOperation {
-    fn new(under: OperationExecutor) -> Arc<Self> {
+    fn new(under: OperationExecutor) -> Self {
         let notices = Arc::<EndNotices>::default();
         let to = Arc::clone(&notices);
         match &under {
@@ -168,20 +168,10 @@ impl WaitingOperation {
             OperationExecutor::Gpu(_) => {}
             OperationExecutor::Ended => to.tell(),
         }
-        Arc::new(Self {
+        Self {
             under,
             ended: Mutex::new(None),
             notices,
-        })
-    }
-
-    /// True if it neither runs nor will run again: no graph has it any more.
-    #[cfg(feature = "cuda")]
-    pub fn is_over(&self) -> bool {
-        match &self.under {
-            OperationExecutor::Gpu(pending) => pending.is_over(),
-            OperationExecutor::Threads(_) => self.has_ended(),
-            OperationExecutor::Ended => true,
         }
     }
 
@@ -244,12 +234,13 @@ pub fn unfinished(cause: &str) -> CallFailure {
 ///
 /// # Safety
 /// `to` is NULL or valid for a write.
-unsafe fn hand_out(to: *mut *mut PendingHandle, waiting: Arc<WaitingOperation>) -> Answer<()> {
+unsafe fn hand_out(to: *mut *mut PendingHandle, under: OperationExecutor) -> Answer<()> {
     if to.is_null() {
         return Ok(());
     }
+    let waiting = WaitingOperation::new(under);
     // SAFETY: the caller's.
-    unsafe { put(to, PENDING.open(waiting), "pending") }
+    unsafe { put(to, PENDING.open(Arc::new(waiting)), "pending") }
 }
 
 /// Counts a failure that a caller may not ask for.
@@ -271,12 +262,7 @@ pub unsafe fn start(
     let job = move |store: &Store| counted(&failures, job(store));
     let operation = opened.store.in_background(job)?;
     // SAFETY: the caller's.
-    unsafe {
-        hand_out(
-            to,
-            WaitingOperation::new(OperationExecutor::Threads(operation)),
-        )
-    }
+    unsafe { hand_out(to, OperationExecutor::Threads(operation)) }
 }
 
 /// As [`start`], for a table of the store.
@@ -292,15 +278,10 @@ pub unsafe fn start_rows(
     let failures = Arc::clone(&opened.background_failures);
     let operation = table.in_background(move |table| counted(&failures, job(table)))?;
     // SAFETY: the caller's.
-    unsafe {
-        hand_out(
-            to,
-            WaitingOperation::new(OperationExecutor::Threads(operation)),
-        )
-    }
+    unsafe { hand_out(to, OperationExecutor::Threads(operation)) }
 }
 
-/// Hands out an operation on a stream. `note` keeps what the operation uses until it is over.
+/// Hands out an operation on a stream.
 ///
 /// # Safety
 /// `to` is NULL or valid for a write.
@@ -308,12 +289,9 @@ pub unsafe fn start_rows(
 pub unsafe fn on_stream(
     to: *mut *mut PendingHandle,
     pending: nvme_host::cuda::PendingRows,
-    note: impl FnOnce(&Arc<WaitingOperation>),
 ) -> Answer<()> {
-    let waiting = WaitingOperation::new(OperationExecutor::Gpu(pending));
-    note(&waiting);
     // SAFETY: the caller's.
-    unsafe { hand_out(to, waiting) }
+    unsafe { hand_out(to, OperationExecutor::Gpu(pending)) }
 }
 
 /// Hands out an operation that had nothing to do.
@@ -322,7 +300,7 @@ pub unsafe fn on_stream(
 /// `to` is NULL or valid for a write.
 pub unsafe fn nothing(to: *mut *mut PendingHandle) -> Answer<()> {
     // SAFETY: the caller's.
-    unsafe { hand_out(to, WaitingOperation::new(OperationExecutor::Ended)) }
+    unsafe { hand_out(to, OperationExecutor::Ended) }
 }
 
 /// Checks that a call which waits may use `stream`. Before it launches anything: a graph would use the caller's memory
@@ -355,7 +333,6 @@ pub fn wait_for_stream(
     let waiting = WaitingOperation::new(OperationExecutor::Gpu(pending));
     let limit = opened.store.patience(bytes);
     waiting.settle(limit).ok_or_else(|| {
-        opened.note_launch(&waiting);
         CallFailure::new(
             NVME_GPU_ERROR_UNFINISHED,
             format!("the operation has not ended within {} s", limit.as_secs_f64()),

@@ -372,10 +372,7 @@ pub unsafe fn later(
         },
         #[cfg(feature = "cuda")]
         // SAFETY: the caller's.
-        CallLocation::Gpu => unsafe {
-            let launched = launch(open, verb, &rows, stream)?;
-            pending::on_stream(to, launched, |launch| open.opened.note_launch(launch))
-        },
+        CallLocation::Gpu => unsafe { pending::on_stream(to, launch(open, verb, &rows, stream)?) },
         #[cfg(not(feature = "cuda"))]
         CallLocation::Gpu => Err(CallFailure::usage(
             "an address lies in GPU memory, and this library was built without CUDA",

@@ -339,8 +339,6 @@ fn open(device: &str, gpu: i32, options: &OpenOptions) -> Answer<OpenedStore> {
         #[cfg(feature = "cuda")]
         kernel_queues: options.kernel_queues,
         registered: Mutex::default(),
-        #[cfg(feature = "cuda")]
-        launched: Mutex::default(),
         background_failures: Arc::default(),
     })
 }
@@ -402,10 +400,6 @@ pub unsafe extern "C" fn nvme_gpu_close(store: *mut StoreHandle) {
         let devices = DEVICES.close_all(|device| device.store == store.addr());
         let tables = TABLES.close_all(|table| table.store == store.addr());
         let pages = PAGES.close_all(|pages| pages.store == Some(store.addr()));
-        #[cfg(feature = "cuda")]
-        if let Some(opened) = &closed {
-            opened.end_registrations();
-        }
         drop(devices);
         drop(tables);
         drop(pages);
@@ -568,9 +562,7 @@ pub unsafe extern "C" fn nvme_gpu_register(
                     == crate::memory::CallLocation::Host =>
             {
                 // SAFETY: as the header says.
-                let pinned =
-                    unsafe { nvme_host::cuda::CallerMemory::register(gpu, memory.cast(), bytes) };
-                Some(Arc::new(pinned?))
+                Some(unsafe { nvme_host::cuda::CallerMemory::register(gpu, memory.cast(), bytes) }?)
             }
             _ => None,
         };

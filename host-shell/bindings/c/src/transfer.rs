@@ -154,8 +154,7 @@ impl TransferRange {
             #[cfg(feature = "cuda")]
             // SAFETY: the caller's.
             CallLocation::Gpu => unsafe {
-                let launched = self.launch(&opened.store, stream)?;
-                pending::on_stream(to, launched, |launch| opened.note_launch(launch))
+                pending::on_stream(to, self.launch(&opened.store, stream)?)
             },
             #[cfg(not(feature = "cuda"))]
             CallLocation::Gpu => Err(CallFailure::usage(

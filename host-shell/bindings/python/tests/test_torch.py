@@ -356,12 +356,16 @@ def test_a_backward_refuses_a_tensor_that_was_read_into_since(store, gpu_store, 
     table, _ = floats(store, 50, 3)
     on_gpu, _ = floats(gpu_store, 50, 3)
     ids = torch.tensor([1, 2])
+    pages = nvme_gpu.PageStore(gpu_store, 1 << 20, page_bytes=64, model="m", create="always")
+    keys = pages.keys([b"never stored"])
     calls = {
         "gather": lambda one: table.gather(ids, out=one),
         "bytes": lambda one: store.read_into(one).result(),
         "GPU": lambda one: on_gpu.gather(cuda(ids), out=cuda(one), check="now"),
         "prefetch": lambda one: on_gpu.prefetch(cuda(ids)).result(cuda(one), check="now"),
         "operation": lambda one: OPS.gather_out(nvme_gpu.torch.state(table), ids, one),
+        "blocks": lambda one: pages.get(keys, nvme_gpu.PageBlocks(cuda(one), [0])),
+        "pieces": lambda one: pages.get(keys, [cuda(one[:, :2])]),
         "compute": lambda one: compute.silu_mul(torch.ones(2, 3), torch.ones(2, 3), one),
     }
     for name, call in calls.items():

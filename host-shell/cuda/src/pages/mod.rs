@@ -41,6 +41,9 @@ const MOST_BYTES: u32 = nvme_gpu_kernel::hash::MOST_CHUNK_BYTES;
 const FIRST_BYTES: usize = 2 << 20;
 /// Bytes of the pages of a later launch, at most unless it is one page.
 const MOST_CHUNK: usize = 16 << 20;
+/// Launches of an operation after which they are longer, and the bytes of their pages.
+const LONG_AFTER: usize = 64;
+const LONG_CHUNK: usize = 128 << 20;
 /// Bytes of a header.
 const HEADER: usize = HEADER_BYTES as usize;
 
@@ -249,9 +252,13 @@ fn put_pieces(memory: &PageMemory, at: usize, pieces: &[PageExtent]) -> Result<u
     Ok(count)
 }
 
-/// Returns the most bytes of the pages of launch `number` of an operation.
+/// Returns the most bytes of the pages of launch `number` of an operation. Long operations have longer launches, too: a
+/// store has a limit of them.
 fn chunk_bytes(number: usize) -> usize {
-    MOST_CHUNK.min(FIRST_BYTES << number.min(8))
+    match number {
+        0..LONG_AFTER => MOST_CHUNK.min(FIRST_BYTES << number.min(8)),
+        _ => LONG_CHUNK,
+    }
 }
 
 /// Returns the bytes that a page of `bytes` bytes has in the staging memory: whole blocks, with its header.
@@ -278,8 +285,8 @@ mod tests {
 
     #[test]
     fn launches_begin_small() {
-        let sizes = [0, 1, 2, 3, 4, 1000].map(|number| chunk_bytes(number) >> 20);
-        assert_eq!(sizes, [2, 4, 8, 16, 16, 16]);
+        let sizes = [0, 1, 2, 3, 4, 63, 64, 1000].map(|number| chunk_bytes(number) >> 20);
+        assert_eq!(sizes, [2, 4, 8, 16, 16, 16, 128, 128]);
     }
 
     #[test]

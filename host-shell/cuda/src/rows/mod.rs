@@ -53,6 +53,7 @@ pub use map::TableMap;
 pub use pending::{GatherOutcome, LaunchSequence, PendingRows};
 pub use request::{ReadList, ReadRange, RowDirection, RowRequest, RowTable};
 pub(super) use state::RowsState;
+pub use state::StoreLaunches;
 pub use striped::StripedRows;
 
 use super::data::GpuData;
@@ -147,6 +148,11 @@ pub struct GpuRows {
 }
 
 impl GpuRows {
+    /// Returns the launches of these rows, which can be asked for once they are dropped.
+    pub fn launches(&self) -> StoreLaunches {
+        StoreLaunches::of(&self.state)
+    }
+
     /// Lends queues of `controller` to the GPU of `access` for rows of namespace `info`.
     ///
     /// # Errors

@@ -58,6 +58,11 @@ impl LaunchNumbers {
         over
     }
 
+    /// Returns how many launches are those of graphs.
+    pub fn of_graphs(&self) -> usize {
+        LAUNCHES as usize - self.free.len() - self.held.len() - self.abandoned.len()
+    }
+
     /// True if every launch has ended, apart from those of graphs.
     pub fn are_over(&self, ended: impl Fn(u32) -> u32) -> bool {
         let held = self.held.iter().map(|(number, before)| (*number, *before));

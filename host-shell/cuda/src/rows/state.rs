@@ -2,6 +2,7 @@
 //! the launch numbers. It lives until no launch can refer to it, which may be after its store was closed.
 
 use super::super::driver::Gpu;
+use super::super::leftovers;
 use super::super::lent::QueueUsers;
 use super::super::memory::DeviceMemory;
 use super::board::LaunchMailbox;
@@ -232,6 +233,23 @@ impl RowsState {
             .launches()
             .are_over(|number| self.memory.board.ended(number));
         !self.is_kept.load(Ordering::Acquire) && are_over
+    }
+}
+
+/// The launches of a store, also once it is closed.
+pub struct StoreLaunches(Arc<RowsState>);
+
+impl StoreLaunches {
+    pub(super) fn of(state: &Arc<RowsState>) -> Self {
+        Self(Arc::clone(state))
+    }
+
+    /// True if none is under way, and no graph has one.
+    pub fn are_over(&self) -> bool {
+        // Graphs that were destroyed return their launches.
+        leftovers::reap();
+        let launches = self.0.launches();
+        launches.of_graphs() == 0 && launches.are_over(|number| self.0.memory.board.ended(number))
     }
 }
 

@@ -151,6 +151,7 @@ fn fio_verifies_mixes_paces_and_names_what_fails() {
         ("file:a?b", "a?b"),
         ("sim:a%3fb%253F?size=1MiB", "a?b%3F"),
         ("sim:d?size=1MiB&ns=2", "d.2"),
+        ("sim:n?size=1MiB", "./n"),
     ] {
         let words = format!("--rw=write --size=1M --write_iolog={log}");
         let device = format!("--device={device}");

@@ -148,6 +148,8 @@ class KvStore(OneProcess):
         self._requests: dict[str, _Request] = {}
         self._loads: dict[str, list[_Load]] = {name: [] for name in names}
         self._saves: list[tuple[Move, list[_Block]]] = []
+        # Something was written since the last flush.
+        self._is_unflushed = False
         self._failed: set[int] = set()
         # By layer, the blocks that an interrupted call did not load, and why.
         self._unreported: dict[str, tuple[set[int], NvmeGpuError | None]] = {}
@@ -354,6 +356,7 @@ class KvStore(OneProcess):
                 while self._saves:
                     move, blocks = self._saves[0]
                     bad, error = move.wait()
+                    self._is_unflushed = True
                     del self._saves[0]
                     first = first or error
                     for at, block in enumerate(blocks):
@@ -361,9 +364,10 @@ class KvStore(OneProcess):
                         block.has_failed |= at in bad
                         block.is_bad |= at in bad
                         ended[block.key] = block
-                if durable and self._saving:
+                if durable and (self._saving or self._is_unflushed):
                     try:
                         self._store.flush()
+                        self._is_unflushed = False
                     except NvmeGpuError as error:
                         first = first or error
                         for key, (_, block) in self._saving.items():

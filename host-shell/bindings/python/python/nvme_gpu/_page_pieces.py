@@ -61,6 +61,8 @@ class PageBlocks:
         of_block: list[tuple[int, Pieces]] = []
         counts: set[int] = set()
         for tensor in self.tensors:
+            if writable:
+                _buffers.will_change(tensor)
             counts.add(tensor.shape[self.axis])
             step = tensor.stride(self.axis) * tensor.element_size()
             first = tensor.select(self.axis, 0) if tensor.shape[self.axis] else tensor
@@ -163,6 +165,8 @@ def of_pages(pages: Sequence[Any], store: Any, stream: int, writable: bool) -> t
 
 def _of_part(part: Any, store: Any, stream: int, writable: bool) -> tuple[View, Pieces]:
     if _buffers.is_tensor(part) and not part.is_contiguous():
+        if writable:
+            _buffers.will_change(part)
         return _of_strided(part)
     view = _buffers.view(part, "a page", writable=writable, store=store, stream=stream)
     return view, [(view.address, view.nbytes)] if view.nbytes else []
