@@ -152,12 +152,20 @@ impl<'w> ExpertCache<'w> {
         HEAD + SLOT * self.slots as usize + EXPERT * expert as usize
     }
 
+    /// Adds `some` to a word, as other members may at the same time; returns its value before.
     #[inline(always)]
-    fn count(&self, what: CacheCounter) {
-        let low = self.get(what.first()).wrapping_add(1);
-        self.set(what.first(), low);
-        if low == 0 {
-            self.set(what.first() + 1, self.get(what.first() + 1).wrapping_add(1));
+    fn add(&self, word: usize, some: u32) -> u32 {
+        match self.words.get(word) {
+            Some(word) => word.fetch_add(some, Order::Relaxed, Scope::Gpu),
+            None => 0,
+        }
+    }
+
+    #[inline(always)]
+    fn count(&self, what: CacheCounter, some: u32) {
+        let before = self.add(what.first(), some);
+        if before.wrapping_add(some) < before {
+            self.add(what.first() + 1, 1);
         }
     }
 
@@ -214,7 +222,7 @@ impl<'w> ExpertCache<'w> {
     ///
     /// `pair` returns a choice, `put` sets its slot, `read` is called with the expert and the slot of each expert that
     /// has to be read; `least` returns the minimum over the members' numbers. Every member calls `admit`, and each of them
-    /// calls `read`; only the leader calls `put`.
+    /// calls `read`; one calls `put` for a choice.
     ///
     /// A choice keeps [`NO_SLOT`] if every slot holds an expert of the same step, or if the layer has no such
     /// expert.
@@ -235,70 +243,84 @@ impl<'w> ExpertCache<'w> {
         }
         // Cached experts first: marked with the current step, none of them can be replaced by a miss of the
         // same step.
-        let mut at = 0;
+        // Each member looks up some of them: one after the other, those of a prompt would take longer than its products.
+        let (mut at, mut hits) = (group.rank(), 0);
         while at < asked.pairs {
             let expert = pair(at).expert;
-            if group.leads() {
-                put(at, NO_SLOT);
-                if expert < asked.experts {
-                    self.take(asked.first + expert, now, |slot| put(at, slot));
-                }
+            put(at, NO_SLOT);
+            if expert < asked.experts
+                && let Some(slot) = self.take(asked.first + expert, now)
+            {
+                put(at, slot);
+                hits += 1;
             }
-            at += 1;
+            at += group.size();
         }
+        self.count(CacheCounter::Hits, hits);
         group.sync();
-        let mut at = 0;
-        while at < asked.pairs {
-            let ChosenExpert { expert, slot, .. } = pair(at);
-            if expert < asked.experts && slot == NO_SLOT {
-                let number = asked.first + expert;
-                let slot = self.get(self.of_expert(number)).wrapping_sub(1);
-                // An expert whose last read failed keeps its slot and is read into it again.
-                let is_here = slot < self.slots;
-                let is_whole = is_here && !self.is_bad(slot);
-                let slot = match is_here {
-                    true => Some(slot),
-                    false => self.victim(group, now, &least),
-                };
-                if let Some(slot) = slot {
-                    group.sync();
-                    if group.leads() {
-                        put(at, slot);
-                        match is_whole {
-                            // An earlier choice of this step reads it already.
-                            true => self.count(CacheCounter::Hits),
-                            false => self.give(slot, number, now),
-                        }
-                    }
-                    if !is_whole {
-                        read(expert, slot);
-                    }
-                    group.sync();
+        let mut from = 0;
+        while from < asked.pairs {
+            let mine = from + group.rank();
+            let mut missing = u64::MAX;
+            if mine < asked.pairs {
+                let ChosenExpert { expert, slot, .. } = pair(mine);
+                if expert < asked.experts && slot == NO_SLOT {
+                    missing = mine.into();
                 }
             }
-            at += 1;
+            let first = least(missing);
+            if first == u64::MAX {
+                from += group.size();
+                continue;
+            }
+            let at = first as u32;
+            from = at + 1;
+            let expert = pair(at).expert;
+            let number = asked.first + expert;
+            let slot = self.get(self.of_expert(number)).wrapping_sub(1);
+            // An expert whose last read failed keeps its slot and is read into it again.
+            let is_here = slot < self.slots;
+            let is_whole = is_here && !self.is_bad(slot);
+            let slot = match is_here {
+                true => Some(slot),
+                false => self.victim(group, now, &least),
+            };
+            if let Some(slot) = slot {
+                group.sync();
+                if group.leads() {
+                    put(at, slot);
+                    match is_whole {
+                        // An earlier choice of this step reads it already.
+                        true => self.count(CacheCounter::Hits, 1),
+                        false => self.give(slot, number, now),
+                    }
+                }
+                if !is_whole {
+                    read(expert, slot);
+                }
+                group.sync();
+            }
         }
     }
 
-    /// Uses expert `number` if it is cached. The leader calls it.
+    /// Uses expert `number`, and returns its slot if it is cached. Several members may call it for one expert.
     #[inline(always)]
-    fn take(&self, number: u32, now: u32, put: impl Fn(u32)) {
+    fn take(&self, number: u32, now: u32) -> Option<u32> {
         let of = self.of_expert(number);
-        self.set(of + 1, self.get(of + 1).wrapping_add(1));
+        self.add(of + 1, 1);
         let slot = self.get(of).wrapping_sub(1);
         if slot >= self.slots || self.is_bad(slot) {
-            return;
+            return None;
         }
-        let uses = self.get(Self::of_slot(slot, USES));
-        let more = match self.policy {
-            ReplacementPolicy::Clock => 1,
-            _ if uses < MOST_USES => uses + 1,
-            _ => uses,
-        };
-        self.set(Self::of_slot(slot, USES), more);
+        let uses = Self::of_slot(slot, USES);
+        // Whoever adds to the largest number takes it back, the last one as well.
+        match self.policy {
+            ReplacementPolicy::Clock => self.set(uses, 1),
+            _ if self.add(uses, 1) >= MOST_USES => self.set(uses, MOST_USES),
+            _ => {}
+        }
         self.set(Self::of_slot(slot, STAMP), now);
-        self.count(CacheCounter::Hits);
-        put(slot);
+        Some(slot)
     }
 
     /// Assigns `slot` to expert `number`. The leader calls it.
@@ -307,14 +329,14 @@ impl<'w> ExpertCache<'w> {
         let before = self.get(Self::of_slot(slot, HOLDS));
         if before != 0 && before != number + 1 {
             self.set(self.of_expert(before - 1), 0);
-            self.count(CacheCounter::Evictions);
+            self.count(CacheCounter::Evictions, 1);
         }
         self.set(Self::of_slot(slot, HOLDS), number + 1);
         self.set(Self::of_slot(slot, STAMP), now);
         self.set(Self::of_slot(slot, USES), 1);
         self.set(Self::of_slot(slot, BAD), 0);
         self.set(self.of_expert(number), slot + 1);
-        self.count(CacheCounter::Misses);
+        self.count(CacheCounter::Misses, 1);
     }
 
     /// Returns the slot whose expert is replaced, or `None` if all are in use by this step. Every member
