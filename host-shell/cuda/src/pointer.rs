@@ -110,7 +110,7 @@ impl<'a> KernelArgument<'a> {
                             "{} and {} share memory, which the GPU writes",
                             one.name, other.name
                         ),
-                        "use memory of its own for each",
+                        "use separate memory for each",
                     ));
                 }
             }

@@ -80,7 +80,7 @@ type GpuViews = GpuPages<Arc<Vec<Py<PyView>>>>;
 
 /// Pages of a call in memory of a GPU, in pieces of (address, bytes).
 #[derive(FromPyObject)]
-enum PagePart {
+enum GivenPages {
     /// One page.
     Page(Vec<(u64, u64)>),
     /// Pages that are blocks: the distance of the blocks of each tensor with the pieces of block 0, the numbers of all
@@ -91,18 +91,18 @@ enum PagePart {
 type BlockPart = (Vec<(u64, Vec<(u64, u64)>)>, Vec<u64>, Vec<usize>);
 
 /// Returns the pieces of all pages.
-fn pieces_of(parts: Vec<PagePart>) -> Result<PagePieces, ExceptionParts> {
+fn pieces_of(parts: Vec<GivenPages>) -> Result<PagePieces, ExceptionParts> {
     let mut pages = PagePieces::default();
     let extent = |(address, bytes)| PageExtent { address, bytes };
     let is_over =
         || ExceptionParts::usage("a block lies past the end of memory", "pass its number");
     for part in parts {
         let (tensors, blocks, counts) = match part {
-            PagePart::Page(pieces) => {
+            GivenPages::Page(pieces) => {
                 pages.push(pieces.into_iter().map(extent));
                 continue;
             }
-            PagePart::Blocks(blocks) => blocks,
+            GivenPages::Blocks(blocks) => blocks,
         };
         let most = blocks.iter().max().copied().unwrap_or(0);
         for (step, pieces) in &tensors {
@@ -383,7 +383,7 @@ impl PyPageStore {
         py: Python<'_>,
         keys: Vec<PyBackedBytes>,
         views: Vec<Py<PyView>>,
-        pieces: Vec<PagePart>,
+        pieces: Vec<GivenPages>,
         stream: u64,
     ) -> PyResult<(PyOperation, PyPageOutcomes)> {
         let (own, keys, pages) = self.given_on_gpu(py, &keys, &views, pieces)?;
@@ -400,7 +400,7 @@ impl PyPageStore {
         py: Python<'_>,
         keys: Vec<PyBackedBytes>,
         views: Vec<Py<PyView>>,
-        pieces: Vec<PagePart>,
+        pieces: Vec<GivenPages>,
         stream: u64,
     ) -> PyResult<(PyOperation, PyPageOutcomes)> {
         let (own, keys, pages) = self.given_on_gpu(py, &keys, &views, pieces)?;
@@ -505,7 +505,7 @@ impl PyPageStore {
         py: Python<'_>,
         keys: &[PyBackedBytes],
         views: &[Py<PyView>],
-        pieces: Vec<PagePart>,
+        pieces: Vec<GivenPages>,
     ) -> PyResult<(OwnWay, Vec<PageKey>, GpuViews)> {
         let pieces = pieces_of(pieces)?;
         if keys.len() != pieces.len() {

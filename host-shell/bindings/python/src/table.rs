@@ -174,7 +174,7 @@ impl PyTable {
         if is_gather && of_rows.overlaps(of_ids)
             || of_status.is_some_and(|one| one.overlaps(of_ids) || one.overlaps(of_rows))
         {
-            let remedy = "use memory of its own for each";
+            let remedy = "use separate memory for each";
             return Err(ExceptionParts::usage("ids, rows or status share memory", remedy).into());
         }
         let mut buffers = vec![ids, rows];

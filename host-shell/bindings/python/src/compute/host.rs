@@ -160,7 +160,7 @@ impl HostCall {
             let others = self.inputs.iter().chain(&self.outputs[at + 1..]);
             if others.into_iter().any(|other| out.overlaps(*other)) {
                 let cause = "an output shares memory with an input, or with another output";
-                let remedy = "use memory of its own for each";
+                let remedy = "use separate memory for each";
                 return Err(ExceptionParts::usage(cause, remedy).into());
             }
         }
