@@ -120,7 +120,7 @@ impl PageMemory {
     /// Returns the operation's own streams, `CUstream`s.
     ///
     /// # Errors
-    /// [`Error::Device`] once the memory is given back.
+    /// [`Error::Device`] when the memory is in the pool again.
     pub fn streams(&self) -> Result<[u64; OWN_STREAMS]> {
         Ok(self.parts()?.own.each_ref().map(Stream::handle))
     }
