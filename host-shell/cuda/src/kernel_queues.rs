@@ -208,7 +208,7 @@ impl KernelQueues {
         self.footing.check(nvm::opcode::READ)?;
         let mut state = self.turns.wait_for_turn()?;
         lent.check_alive()?;
-        // Once more, after the wait. Reading the facts anew could wait for a command that waits for these queues.
+        // Once more, after the wait. Reading the facts again could wait for a command that waits for these queues.
         self.footing.check_read(nvm::opcode::READ)?;
         if state.running == 0
             && let Some(cells) = &self.cells

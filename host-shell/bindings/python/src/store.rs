@@ -359,7 +359,7 @@ impl PyStore {
 
     /// Waits for gathers on the GPU, `timeout` seconds at most, and closes. Transfers that are still under way
     /// keep their buffers, and the device, until they have ended. Ctrl-C ends the wait: the store is closed all the same,
-    /// and another call goes on with the wait.
+    /// and another call continues the wait.
     #[pyo3(signature = (timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         if self.process != ProcessMark::here() {

@@ -252,7 +252,7 @@ class Store(Held):
         """Closes it: waits for gathers on the GPU, as long as their commands may take, then lets go of the device.
 
         What still is under way keeps its buffers, and the device, until it has ended. Ctrl-C ends the wait and not the
-        closing; a second call goes on with that wait, and does nothing else.
+        closing; a second call continues that wait, and does nothing else.
         Graphs that captured a gather may be launched afterwards: each row is zero then.
         """
         if self._native.is_open:

@@ -476,7 +476,7 @@ def _listed(rows: Any, dtype: str) -> Any:
 def _whole(numpy: Any, rows: Any, dtype: str) -> Any:
     given = numpy.asarray(rows)
     if given.size and given.dtype.kind not in "iub":
-        # numpy makes float64 of numbers of which some have a sign and others take 64 bits.
+        # numpy makes float64 of numbers where some have a sign and others take 64 bits.
         given = numpy.asarray(rows, dtype=object)
         if not all(hasattr(one, "__index__") for one in given.flat):
             raise TypeError(f"numbers with a fraction, or what is no number, for rows of {dtype}")
