@@ -30,7 +30,7 @@ struct PageAllocation {
     device: DeviceMemory,
     pages: Arc<DmaPages>,
     host: RegisteredMemory,
-    /// For launches that do not wait for the caller's stream. Were they those of all operations, one operation could wait
+    /// For launches that do not wait for the caller's stream, and begin before work that fills the GPU. Were they those of all operations, one operation could wait
     /// in them for what another caller's stream does first.
     own: [Stream; OWN_STREAMS],
 }
@@ -100,7 +100,7 @@ impl StagingPool {
                     device,
                     pages,
                     host,
-                    own: [Stream::new(gpu)?, Stream::new(gpu)?],
+                    own: [Stream::urgent(gpu)?, Stream::urgent(gpu)?],
                 }
             }
         };

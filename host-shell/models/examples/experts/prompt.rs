@@ -93,7 +93,8 @@ impl<'e> PromptRig<'e> {
         x.upload(0, &bytes_of(&vectors))?;
         Ok(Self {
             experts,
-            loads: Stream::new(gpu)?,
+            // The products fill the GPU: reads would begin only when the blocks of a product have begun.
+            loads: Stream::urgent(gpu)?,
             steps: Stream::new(gpu)?,
             tokens,
             logits,
