@@ -11,8 +11,8 @@ use nvme_driver::lock::lock;
 use nvme_kv::format::payload_checksum;
 use nvme_kv::{KvError, KvStats, PageKey, StoreOutcome};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Connections of a client for transfers, beside the one for its lookups and pins.
@@ -37,17 +37,14 @@ impl From<KvError> for CallFault {
     }
 }
 
-/// Connections that this process has opened.
-static OPENED: AtomicU64 = AtomicU64::new(0);
-
 /// A connection, which is dropped after an error: what the owner still writes is in no one's window then.
 struct OwnerConnection {
     socket: MessageSocket,
     window: PageWindow,
     epoch: u32,
     sequence: u64,
-    /// Number of this connection: pins are those of one connection.
-    serial: u64,
+    /// Ends with the connection: pins are those of one connection, and refer to this.
+    life: Arc<()>,
 }
 
 impl OwnerConnection {
@@ -73,7 +70,7 @@ impl OwnerConnection {
                     window,
                     epoch: header.epoch,
                     sequence: 0,
-                    serial: OPENED.fetch_add(1, Ordering::Relaxed),
+                    life: Arc::default(),
                 };
                 Ok((connection, welcome))
             }
@@ -176,16 +173,16 @@ impl OwnerSession {
 
     /// Makes a request that needs only the owner's memory.
     fn ask(&self, request: &PageRequest, deadline: Instant) -> Result<PageReply, CallFault> {
-        self.ask_by(request, deadline).map(|(_, reply)| reply)
+        self.ask_by(&mut lock(&self.control), request, deadline)
     }
 
-    /// Makes a request as [`ask`](Self::ask), and returns the number of the connection too.
+    /// Makes a request as [`ask`](Self::ask) by `control`, which is this session's and locked.
     fn ask_by(
         &self,
+        control: &mut Option<OwnerConnection>,
         request: &PageRequest,
         deadline: Instant,
-    ) -> Result<(u64, PageReply), CallFault> {
-        let mut control = lock(&self.control);
+    ) -> Result<PageReply, CallFault> {
         let result = match control.as_mut() {
             Some(connection) => connection.request(request, deadline),
             // A connection that timed out is not used again: a late reply would be taken for another's.
@@ -200,9 +197,7 @@ impl OwnerSession {
         if result.is_err() {
             *control = None;
         }
-        let serial = control.as_ref().map_or(0, |connection| connection.serial);
-        let reply = self.noted(result).and_then(unrefused)?;
-        Ok((serial, reply))
+        self.noted(result).and_then(unrefused)
     }
 
     /// Runs `transfer` with a connection that no other thread uses.
@@ -280,14 +275,21 @@ impl OwnerSession {
         deadline: Instant,
     ) -> Result<RemotePins, CallFault> {
         let mut pins = RemotePins {
-            session: Arc::clone(self),
+            session: Arc::downgrade(self),
+            connection: Weak::new(),
             pins: Vec::new(),
             pages: 0,
         };
+        // Locked for all chunks: a lookup of another thread that breaks the connection would end the pins of the first.
+        // The guard comes after `pins`, whose drop locks the same mutex.
+        let mut control = lock(&self.control);
         for keys in keys.chunks(MOST_KEYS) {
-            match self.ask_by(&PageRequest::Pin(bytes_of(keys)), deadline)? {
-                (serial, PageReply::Pinned { pin, pages }) if pages as usize <= keys.len() => {
-                    pins.pins.push((serial, pin));
+            let request = PageRequest::Pin(bytes_of(keys));
+            match self.ask_by(&mut control, &request, deadline)? {
+                PageReply::Pinned { pin, pages } if pages as usize <= keys.len() => {
+                    let life = control.as_ref().map(|one| Arc::downgrade(&one.life));
+                    pins.connection = life.unwrap_or_default();
+                    pins.pins.push(pin);
                     pins.pages += pages as usize;
                     if (pages as usize) < keys.len() {
                         break;
@@ -417,27 +419,39 @@ impl Drop for TransferPlace<'_> {
 
 /// Pins of an owner's pages.
 pub(crate) struct RemotePins {
-    session: Arc<OwnerSession>,
-    /// Numbers of the connection and of the pin.
-    pins: Vec<(u64, u64)>,
+    /// Not a reference that would keep the pins after the store is closed.
+    session: Weak<OwnerSession>,
+    /// The connection with which the pins end.
+    connection: Weak<()>,
+    /// Numbers of the pins.
+    pins: Vec<u64>,
     pages: usize,
 }
 
 impl RemotePins {
-    /// Returns the number of pages.
+    /// Returns the number of pages; 0 once the connection has ended, and the pins with it.
     pub fn len(&self) -> usize {
-        self.pages
+        match self.connection.strong_count() {
+            0 => 0,
+            _ => self.pages,
+        }
     }
 }
 
 impl Drop for RemotePins {
     fn drop(&mut self) {
-        let mut control = lock(&self.session.control);
-        for (serial, pin) in self.pins.drain(..) {
+        let Some(session) = self.session.upgrade() else {
+            return;
+        };
+        let mut control = lock(&session.control);
+        for pin in self.pins.drain(..) {
             let deadline = Instant::now() + UNPIN_TIME;
             // Those of a connection that broke have ended with it.
-            let Some(connection) = control.as_mut().filter(|one| one.serial == serial) else {
-                continue;
+            let is_same = |one: &&mut OwnerConnection| {
+                std::ptr::eq(Arc::as_ptr(&one.life), self.connection.as_ptr())
+            };
+            let Some(connection) = control.as_mut().filter(is_same) else {
+                break;
             };
             if connection
                 .request(&PageRequest::Unpin(pin), deadline)
@@ -534,3 +548,6 @@ fn outcome_of(outcome: RemoteStore, errors: &[RemoteError]) -> nvme_kv::Result<S
         )),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -91,8 +91,8 @@ struct OwnerRole<M: BlockMedium + 'static> {
     pages: OwnedPages<M>,
 }
 
-/// Pages that stay in their slots until this is dropped, their store is closed, or their owner ends. A client's stay ten
-/// minutes at most.
+/// Pages that stay in their slots until this is dropped, their store is closed, or their owner ends. A client's end also
+/// ten minutes later, and with the connection by which they were made: a lookup that got no answer in time breaks it.
 pub struct SharedPins<M: BlockMedium + 'static>(PinsOfRole<M>);
 
 enum PinsOfRole<M: BlockMedium + 'static> {
@@ -103,7 +103,7 @@ enum PinsOfRole<M: BlockMedium + 'static> {
 }
 
 impl<M: BlockMedium + 'static> SharedPins<M> {
-    /// Returns the number of pages.
+    /// Returns the number of pages; 0 once a client's have ended with their connection.
     pub fn len(&self) -> usize {
         match &self.0 {
             PinsOfRole::Own(pins) => pins.len(),

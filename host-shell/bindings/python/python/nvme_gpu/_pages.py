@@ -137,7 +137,8 @@ class PageStore(Held):
     ) -> PageStore:
         """Opens an area that processes of one user share. The first one owns it and opens ``device``, as :func:`open` does;
         the others reach it through the owner. When an owner ends, the process that calls next owns the area, and recovers it
-        as after a crash: stored pages are found, pins have ended.
+        as after a crash: stored pages are found, pins have ended. Pins of a process that is no owner also end after ten minutes,
+        and when a lookup of it gets no answer in time.
 
         All pass the same sizes and fingerprint; ranks whose pages differ ask for another ``part`` of :meth:`keys`.
         ``directory``: of the sockets, with the mode 0700; None for ``nvme-gpu`` in XDG_RUNTIME_DIR, or ``nvme-gpu-UID`` among
