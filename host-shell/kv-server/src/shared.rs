@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 const LOOKUP_TIME: Duration = Duration::from_secs(2);
 /// Pause before an owner is looked for again.
 const PAUSE: Duration = Duration::from_millis(5);
+/// The longest wait, in place of one whose end the clock cannot tell.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The area that processes share, and how this one behaves.
 #[derive(Clone, Debug)]
@@ -154,7 +156,7 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
             unanswered: AtomicU64::new(0),
             request,
         };
-        shared.role(Instant::now() + shared.request.timeout)?;
+        shared.role(deadline_after(shared.request.timeout))?;
         Ok(shared)
     }
 
@@ -253,7 +255,7 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
         mut of_client: impl FnMut(&Arc<OwnerSession>, Instant) -> std::result::Result<T, CallFault>,
         is_superseded: impl Fn(&T) -> bool,
     ) -> Result<T> {
-        let deadline = Instant::now() + limit;
+        let deadline = deadline_after(limit);
         let mut is_first = true;
         loop {
             let role = self.role(deadline)?;
@@ -448,7 +450,7 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
     /// # Errors
     /// [`KvError::Owner`].
     pub fn area(&self) -> Result<(AreaLayout, RecoveryReport)> {
-        match self.role(Instant::now() + self.request.timeout)? {
+        match self.role(deadline_after(self.request.timeout))? {
             AreaRole::Owner(owner) => Ok((owner.pages.layout(), owner.pages.recovery())),
             AreaRole::Client(session) => Ok((session.welcome.layout(), session.welcome.recovery())),
         }
@@ -459,7 +461,7 @@ impl<M: BlockMedium + 'static> SharedPageStore<M> {
     /// # Errors
     /// [`KvError::Owner`].
     pub fn owner(&self) -> Result<(bool, u32)> {
-        match self.role(Instant::now() + self.request.timeout)? {
+        match self.role(deadline_after(self.request.timeout))? {
             AreaRole::Owner(owner) => Ok((true, owner.pages.epoch())),
             AreaRole::Client(session) => Ok((false, session.welcome.epoch)),
         }
@@ -508,6 +510,12 @@ impl<M: BlockMedium + 'static> Drop for OwnerSearch<'_, M> {
         drop(state);
         self.pages.changed.notify_all();
     }
+}
+
+/// Returns when a wait of `limit` ends.
+fn deadline_after(limit: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(limit).unwrap_or_else(|| now + LONGEST)
 }
 
 /// True for the error of an owner that another process has superseded by opening the area. Of an owner in another

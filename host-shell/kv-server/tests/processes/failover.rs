@@ -198,6 +198,22 @@ fn an_area_that_overlaps_another_processs_is_refused() {
     );
 }
 
+#[test]
+fn a_timeout_may_be_longer_than_the_clock_can_tell() {
+    let scratch = Scratch::new();
+    let mut request = request(&scratch.0, "llama");
+    request.timeout = Duration::MAX;
+    for _ in 0..2 {
+        let owner = shared(request.clone(), Arc::new(Gate::default())).unwrap();
+        let client = shared(request.clone(), Arc::new(Gate::default())).unwrap();
+        for pages in [&owner, &client] {
+            assert!(store(pages, 1).is_ok() && load(pages, 1).is_ok());
+            assert_eq!(u64::from(pages.area().unwrap().0.slots), SLOTS);
+        }
+        assert!(owner.owner().unwrap().0 && !client.owner().unwrap().0);
+    }
+}
+
 /// Pins that are forgotten, as by the variable of a notebook, keep neither the area's lock nor its device.
 #[test]
 fn an_area_that_was_closed_with_pins_has_a_next_owner() {
