@@ -233,8 +233,9 @@ def test_formats_of_sglang_that_are_stored_as_bytes(sglang, device):
         storage.close()
 
 
-def hicache(sglang, device, pools, tp=(0, 1), mla=False, **options):
+def hicache(sglang, device, pools, tp=(0, 1), mla=False, dcp=(0, 1), **options):
     config = SimpleNamespace(
+        dcp_rank=dcp[0], dcp_size=dcp[1], logical_page_size=2 * dcp[1],
         tp_rank=tp[0], tp_size=tp[1], pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, dp_rank=0, is_mla_model=mla,
         is_page_first_layout=True, model_name="model",
         extra_config={"backend_name": "nvme_gpu", "interface_v1": 0, "device": device, "allow_write": True, **options},

@@ -8,6 +8,7 @@ from test_kv_engines import (  # fixtures are used by their names
     HostPool,
     Key,
     LookupResult,
+    PoolName,
     chunk,
     device,
     ended,
@@ -19,6 +20,7 @@ from test_kv_engines import (  # fixtures are used by their names
     plugin,
     sglang,
     spec,
+    transfer,
     view,
     vllm,
 )
@@ -67,6 +69,45 @@ def test_ranks_of_sglang_share_an_area(sglang, device, tmp_path):
                 assert torch.equal(found, pools[0].memory[number])
         for rank in ranks:
             rank.close()
+
+
+def test_ranks_of_sglang_that_replicate_keys_have_states_of_their_own(sglang, device, tmp_path):
+    """SGLang lets each rank write its states, and one rank what all have alike, as an index."""
+    import torch
+
+    options = {"mla": True, "shared": True, "directory": str(tmp_path / "sockets")}
+    places = torch.tensor([0, 1])
+    pools = [(HostPool(None, 4, 1024), HostPool(None, 4, 100)) for _ in range(2)]
+    ranks = [hicache(sglang, device, pools[rank], tp=(rank, 2), **options) for rank in (0, 1)]
+    for rank, (_, states) in zip(ranks, pools):
+        assert rank.batch_set_v2([transfer(PoolName.MAMBA, ["hash"], places)]) == {PoolName.MAMBA: [True]}
+        rank.register_mem_host_pool_v2(states, "indexer")
+    assert ranks[0].set("hash", pools[0][0].get_data_page(0))
+    assert ranks[0].batch_set_v2([transfer("indexer", ["hash"], places)]) == {"indexer": [True]}
+    wanted = [states.memory.clone() for _, states in pools]
+    for number, (rank, (_, states)) in enumerate(zip(ranks, pools)):
+        found = rank.batch_exists_v2(["hash"], [transfer(PoolName.MAMBA, ["hash"]), transfer("indexer", ["hash"])])
+        assert found.kv_hit_pages == 1
+        for name, owner in ((PoolName.MAMBA, number), ("indexer", 0)):
+            states.memory[0] = 0
+            assert rank.batch_get_v2([transfer(name, ["hash"], places)]) == {name: [True]}
+            assert torch.equal(states.memory[0], wanted[owner][0])
+        rank.close()
+
+
+def test_ranks_of_sglang_share_pages_with_those_of_their_shard_alone(sglang, device, tmp_path):
+    """With decode context parallelism each rank of a group has other tokens of a page."""
+    pools = HostPool(None, 4, 1024), HostPool(None, 4, 100)
+    options = {"mla": True, "shared": True, "directory": str(tmp_path / "sockets")}
+    ranks = [hicache(sglang, device, pools, tp=(rank, 4), dcp=(rank % 2, 2), **options) for rank in range(4)]
+    assert ranks[0].set("hash", pools[0].get_data_page(0))
+    assert [rank.exists("hash") for rank in ranks] == [True, False, True, False]
+    for rank in ranks:
+        rank.close()
+    # Nor are they the pages of ranks that divide nothing.
+    alone = hicache(sglang, device, pools, tp=(0, 4), **options)
+    assert not alone.exists("hash")
+    alone.close()
 
 
 def test_workers_of_lmcache_share_an_area(lmcache, device, loop, tmp_path):

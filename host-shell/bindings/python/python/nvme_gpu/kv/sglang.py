@@ -42,6 +42,8 @@ class NvmeStorage(HiCacheStorage):
         self._lock = threading.Lock()
         self._opened: PageStore | None = None
         self._part = 0
+        self._within = (storage_config.pp_rank * storage_config.tp_size + storage_config.tp_rank) * storage_config.attn_cp_size
+        self._within += storage_config.attn_cp_rank
         self.registered_pools: dict[Any, Any] = {}
         if storage_config.is_mla_model and storage_config.tp_size > 1 and not self._options.shared:
             raise Usage(
@@ -74,11 +76,12 @@ class NvmeStorage(HiCacheStorage):
                 pools = {"kv": self.mem_pool_host, **{str(name): pool for name, pool in self.registered_pools.items()}}
                 sizes = {name: _page_bytes(pool) for name, pool in pools.items()}
                 ranks = config.tp_size * config.pp_size * config.attn_cp_size
-                within = (config.pp_rank * config.tp_size + config.tp_rank) * config.attn_cp_size + config.attn_cp_rank
-                rank = config.dp_rank * ranks + within
-                # Replicas have the same pages, and so have tensor parallel ranks with MLA, of which one writes.
-                alike = config.pp_rank * config.attn_cp_size + config.attn_cp_rank
-                self._part = self._options.part(alike if config.is_mla_model else within)
+                rank = config.dp_rank * ranks + self._within
+                # Replicas have the same pages, and so have tensor parallel ranks with MLA, of which one writes: one of each
+                # shard with decode context parallelism.
+                shard, shards = getattr(config, "dcp_rank", 0), getattr(config, "dcp_size", 1)
+                alike = (config.pp_rank * shards + shard) * config.attn_cp_size + config.attn_cp_rank
+                self._part = self._options.part(alike if config.is_mla_model else self._within)
                 pool = self.mem_pool_host
                 layout = {
                     "pools": sizes,
@@ -86,6 +89,7 @@ class NvmeStorage(HiCacheStorage):
                     "order": getattr(pool, "layout", None),
                     "mla": config.is_mla_model,
                     "versions": versions("sglang"),
+                    **({"shards": [shards, config.logical_page_size]} if shards > 1 else {}),
                 }
                 self._opened = self._options.open(
                     rank,
@@ -104,6 +108,14 @@ class NvmeStorage(HiCacheStorage):
 
     def _keys(self, names: Sequence[str]) -> list[bytes]:
         return self._pages().keys([name.encode() for name in names], self._part)
+
+    def _names(self, keys: Sequence[str], pool: Any) -> list[str]:
+        """What the pages of a pool are called."""
+        if pool == PoolName.KV:
+            return list(keys)
+        # Ranks that replicate keys and values have, and write, states of their own.
+        is_own = pool == PoolName.MAMBA and self._config.is_mla_model and self._config.tp_size > 1
+        return [f"{key}.{pool}.{self._within}" if is_own else f"{key}.{pool}" for key in keys]
 
     # ---- pages of keys and values
 
@@ -155,7 +167,7 @@ class NvmeStorage(HiCacheStorage):
         hits: dict[Any, int] = {PoolName.KV: pages} if pages else {}
         possible = list(range(1, pages + 1))
         for transfer in pool_transfers or []:
-            of_pool = self._pages().contains(self._keys([_named(key, transfer.name) for key in keys[:pages]]))
+            of_pool = self._pages().contains(self._keys(self._names(keys[:pages], transfer.name)))
             if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
                 last = leading(of_pool)
                 allowed = set(range(1, last + 1))
@@ -202,7 +214,7 @@ class NvmeStorage(HiCacheStorage):
                 _LOG.error("HiCache: %d pages of %s come with %d indices of a host pool", len(keys), transfer.name, count)
                 results[transfer.name] = [False] * len(keys)
                 continue
-            names = [_named(key, transfer.name) for key in keys]
+            names = self._names(keys, transfer.name)
             results[transfer.name] = move(names, pool, [int(place) for place in places[::tokens]]) if keys else []
         return results
 
@@ -227,7 +239,3 @@ class NvmeStorage(HiCacheStorage):
 def _page_bytes(pool: Any) -> int:
     page = pool.get_dummy_flat_data_page()
     return int(page.numel() * page.element_size())
-
-
-def _named(key: str, pool: Any) -> str:
-    return key if pool == PoolName.KV else f"{key}.{pool}"
