@@ -185,7 +185,17 @@ def test_ngrams_of_qwen_come_from_the_shards(sglang, tmp_path, case, monkeypatch
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("{", "no JSON object"), ('{"gpu": 0}', "names no source"), ('{"source": 5}', "names no source")],
+    [
+        ("{", "no JSON object"),
+        ('{"gpu": 0}', "names no source"),
+        ('{"source": 5}', "names no source"),
+        # Each layer would have the table of one.
+        ('{"source": "m", "weight": "layers.1.engram.embed.weight"}', "weight = layers.1"),
+        ('{"source": "m", "scale": "layers.1.engram.embed.scale"}', "scale = layers.1"),
+        ('{"source": "m", "weight": "layers.{}.{}.weight"}', "weight = layers"),
+        ('{"source": "m", "weight": "layers.{0}.weight"}', "weight = layers"),
+        ('{"source": "m", "scale": null}', "scale = None"),
+    ],
 )
 def test_a_mistake_in_the_variable_ends_the_program(sglang, monkeypatch, text, says):
     """SGLang logs other exceptions of plugins, and would load the tables to memory."""

@@ -167,9 +167,10 @@ def test_tables_sharded_over_replicas_are_refused(vllm, monkeypatch):
         layer(vllm, 0)
 
 
-@pytest.mark.parametrize("what", ["variable", "table", "layer", "method", "module"])
+@pytest.mark.parametrize("what", ["variable", "name", "table", "layer", "method", "module"])
 def test_what_is_not_understood_ends_the_program(vllm, monkeypatch, what):
-    monkeypatch.setenv("NVME_GPU_ENGRAM", "{" if what == "variable" else "model.safetensors")
+    texts = {"variable": "{", "name": '{"source": "model.safetensors", "weight": "engram.weight"}'}
+    monkeypatch.setenv("NVME_GPU_ENGRAM", texts.get(what, "model.safetensors"))
     if what == "table":
         del vllm.ParallelEngramEmbedding
     elif what == "layer":

@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any, NamedTuple
 
-from ._errors import Usage
+from ._errors import Usage, in_short
 from ._lookup_table import lookup_table
 
 ENGRAM = "NVME_GPU_ENGRAM"
@@ -29,7 +29,7 @@ class TableSettings(NamedTuple):
     def of(cls, variable: str, weight: str) -> TableSettings | None:
         """Reads a variable; ``weight`` is what its tensors are called by default. None where it is not set.
 
-        Raises :class:`Usage` for what is no object with a source.
+        Raises :class:`Usage` for what is no object with a source, and for names of Engram's tensors that are the same in all layers.
         """
         text = os.environ.get(variable, "")
         if not text.lstrip().startswith("{"):
@@ -40,6 +40,8 @@ class TableSettings(NamedTuple):
             raise Usage(f"{variable} is no JSON object: {error}", 'write a path, or {"source": "PATH"}') from None
         if not isinstance(found.get("source"), str):
             raise Usage(f"{variable} names no source", 'write a path, or {"source": "PATH"}')
+        for name in ("weight", "scale") if variable == ENGRAM else ():
+            _check_name(variable, name, found.get(name, "{}"))
         known = {name: found.pop(name) for name in ("source", "weight", "scale", "on_error") if name in found}
         return cls(**{"weight": weight, **known}, options=found)
 
@@ -57,6 +59,13 @@ class TableSettings(NamedTuple):
             options["scales"] = scales
         found = lookup_table(self.source, weight, shape=shape, to="bfloat16", on_error=self.on_error, **options)
         return found if cache_bytes is None else found.cached(cache_bytes)
+
+
+def _check_name(variable: str, name: str, text: Any) -> None:
+    """Refuses a name that tells no layer: each would have one table."""
+    if not isinstance(text, str) or not text.count("{}") == text.count("{") == text.count("}") == 1:
+        cause = f"{variable} has {name} = {in_short(text)}, which does not have {{}} once"
+        raise Usage(cause, f"write {{}} for the number of the layer, as in {ENGRAM_WEIGHT if name == 'weight' else ENGRAM_SCALE}")
 
 
 def check_rows(layer_id: int, rows: int, loaded: Any) -> None:
