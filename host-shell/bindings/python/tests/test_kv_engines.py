@@ -487,6 +487,24 @@ def test_a_wait_of_lmcache_that_is_ended_gives_memory_back_later(lmcache, loop, 
     assert held.references == 0 and backend.local_cpu_backend.made[1].references <= 1
 
 
+def test_memory_of_lmcache_is_given_back_once(lmcache, device, loop):
+    """While close() waits for a transfer, another one ends and finds what the first has left."""
+    backend = plugin(lmcache, device, loop)
+
+    class Pending:
+        def done(self):
+            return True
+
+        def exception(self):
+            backend._end(lmcache._Move([]), [])
+
+    one = lmcache._Move([chunk(1)])
+    one.left, one.pending = one.objs, Pending()
+    backend._moves.add(one)
+    backend.close()
+    assert one.objs[0].references == 0 and not backend._moves
+
+
 def test_a_damaged_chunk_is_a_miss_in_lmcache(lmcache, device, loop, tmp_path, caplog):
     backend = plugin(lmcache, device, loop)
     one = chunk(0xA6)
@@ -499,6 +517,18 @@ def test_a_damaged_chunk_is_a_miss_in_lmcache(lmcache, device, loop, tmp_path, c
     assert backend.local_cpu_backend.made[0].references == 0 and "checksum" in caplog.text
     backend.batched_submit_put_task([Key(2)], [MemoryObject(memoryview(b"7 bytes"))])[0].result(60)
     assert backend.get_blocking(Key(2)) is None and "7 bytes" in caplog.text
+    backend.close()
+
+
+def test_a_chunk_whose_length_has_changed_is_a_miss_in_lmcache(lmcache, device, loop, monkeypatch):
+    """As of another process of a shared area, between the lookup and the load."""
+    backend = plugin(lmcache, device, loop)
+    backend.batched_submit_put_task([Key(1)], [chunk(1, 5)])[0].result(60)
+    monkeypatch.setattr(nvme_gpu.PageStore, "lengths", lambda self, keys: [TOKEN * 16 for _ in keys])
+    assert backend.get_blocking(Key(1)) is None
+    coroutine = backend.batched_get_non_blocking("id", [Key(1)])
+    assert asyncio.run_coroutine_threadsafe(coroutine, loop).result(60) == []
+    assert [one.references for one in backend.local_cpu_backend.made] == [0, 0]
     backend.close()
 
 

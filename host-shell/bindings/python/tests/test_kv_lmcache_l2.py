@@ -193,6 +193,24 @@ def test_close_waits_for_transfers(lmcache):
     assert all(one.done() for one in pending)
 
 
+def test_close_waits_for_a_task_that_begins(lmcache, device, monkeypatch):
+    l2 = opened(lmcache, device)
+    closing, begin = threading.Thread(target=l2.close), nvme_gpu.PageStore.store_async
+
+    def begun(*arguments):
+        closing.start()
+        closing.join(0.3)
+        assert closing.is_alive(), "close() has not waited"
+        return begin(*arguments)
+
+    monkeypatch.setattr(nvme_gpu.PageStore, "store_async", begun)
+    task = l2.submit_store_task(KEYS[:1], [Object(1)])
+    closing.join(60)
+    assert l2.pop_completed_store_tasks() == {task: SIZE}
+    with pytest.raises(nvme_gpu.Usage, match="closed"):
+        l2.submit_lookup_and_lock_task(KEYS, LAYOUT)
+
+
 def test_a_listener_that_fails_ends_no_task(lmcache, device, caplog):
     l2 = opened(lmcache, device)
 

@@ -106,7 +106,6 @@ class NvmeL2Adapter(L2AdapterInterface):
 
     def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: Mapping[int, Any]) -> int:
         """Starts to look for objects, and locks those that are found until :meth:`submit_unlock`."""
-        task = self._task()
 
         def look() -> None:
             found = Bitmap(len(keys))
@@ -121,7 +120,9 @@ class NvmeL2Adapter(L2AdapterInterface):
                     _LOG.warning("LMCache: an object was not looked for: %s", error)
             self._end("lookup", task, found)
 
-        self._call(look)
+        with self._lock:
+            task = self._task()
+            self._loop.call_soon_threadsafe(look)
         return task
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
@@ -221,14 +222,11 @@ class NvmeL2Adapter(L2AdapterInterface):
     # ---- tasks
 
     def _task(self) -> int:
-        with self._lock:
-            if self._is_closed:
-                raise Usage("the L2 adapter is closed", "do not use it after close()")
-            self._next_task += 1
-            return self._next_task - 1
-
-    def _call(self, function: Callable[[], None]) -> None:
-        self._loop.call_soon_threadsafe(function)
+        # The caller holds the lock until the loop or the drive has the task: close() waits for those alone.
+        if self._is_closed:
+            raise Usage("the L2 adapter is closed", "do not use it after close()")
+        self._next_task += 1
+        return self._next_task - 1
 
     def _submit(
         self,
@@ -238,19 +236,7 @@ class NvmeL2Adapter(L2AdapterInterface):
         word: str,
         ended: Callable[[int, list[Any]], None],
     ) -> int:
-        task = self._task()
-        try:
-            pending = move(self._pages.keys(names), [obj.byte_array for obj in objects])
-        except (NvmeGpuError, TypeError) as error:
-            # LMCache waits for the result of each task.
-            outcomes: list[Any] = [error] * len(names)
-            _log(word, outcomes)
-            self._call(lambda: ended(task, outcomes))
-            return task
-        with self._lock:
-            self._under_way.add(pending)
-
-        async def wait() -> None:
+        async def wait(task: int, pending: PendingPages) -> None:
             try:
                 outcomes = await pending
             except NvmeGpuError as error:
@@ -260,7 +246,21 @@ class NvmeL2Adapter(L2AdapterInterface):
             _log(word, outcomes)
             ended(task, outcomes)
 
-        asyncio.run_coroutine_threadsafe(wait(), self._loop)
+        def fail(task: int, error: Exception) -> None:
+            outcomes = [error] * len(names)
+            _log(word, outcomes)
+            ended(task, outcomes)
+
+        with self._lock:
+            task = self._task()
+            try:
+                pending = move(self._pages.keys(names), [obj.byte_array for obj in objects])
+            except (NvmeGpuError, TypeError) as error:
+                # LMCache waits for the result of each task.
+                self._loop.call_soon_threadsafe(fail, task, error)
+            else:
+                self._under_way.add(pending)
+                asyncio.run_coroutine_threadsafe(wait(task, pending), self._loop)
         return task
 
     def _end(self, kind: str, task: int, result: Any) -> None:

@@ -312,7 +312,8 @@ class NvmeBackend(StoragePluginInterface):
 
     def _loaded(self, found: list[Any], move: _Move, outcomes: list[Any]) -> list[Any]:
         self._log("loaded", outcomes)
-        failed = [obj for obj, outcome in zip(move.objs, outcomes) if isinstance(outcome, NvmeGpuError)]
+        # Another process may have stored a chunk of another length since the lookup.
+        failed = [obj for obj, outcome in zip(move.objs, outcomes) if outcome != len(obj.byte_array)]
         self._end(move, failed)
         return [None if any(obj is one for one in failed) else obj for obj in found]
 
@@ -327,15 +328,16 @@ class NvmeBackend(StoragePluginInterface):
 
     def _end(self, move: _Move, objs: list[Any]) -> None:
         """Gives ``objs`` back once the transfer has ended; the buffers of LMCache do not own their memory."""
-        if move.pending is not None and not move.pending.done():
-            # Of a wait that was ended by an exception.
-            move.left = objs
-            return
         with self._lock:
+            if move.pending is not None and not move.pending.done():
+                # Of a wait that was ended by an exception.
+                move.left = objs
+                return
             self._moves.discard(move)
             ended = [one for one in self._moves if one.left and one.pending is not None and one.pending.done()]
             self._moves.difference_update(ended)
-        for obj in [*objs, *(obj for one in ended for obj in one.left)]:
+            left = [obj for one in ended for obj in one.take_left()]
+        for obj in [*objs, *left]:
             obj.ref_count_down()
 
     def _log(self, word: str, outcomes: list[Any]) -> None:
@@ -354,9 +356,10 @@ class NvmeBackend(StoragePluginInterface):
         for move in moves:
             if move.pending is not None:
                 move.pending.exception()
-            for obj in move.left:
+            with self._lock:
+                left = move.take_left()
+            for obj in left:
                 obj.ref_count_down()
-            move.left = []
         for pins in held:
             _release(pins)
         if pages is not None:
@@ -371,6 +374,11 @@ class _Move:
         self.pending: PendingPages | None = None
         self.left: list[Any] = []
         """Objects to give back when it has ended."""
+
+    def take_left(self) -> list[Any]:
+        """Returns them once. The caller holds the lock: two threads would give them back twice."""
+        left, self.left = self.left, []
+        return left
 
 
 def _release(pins: Iterable[PagePins]) -> None:
