@@ -14,6 +14,7 @@ import pytest
 
 import nvme_gpu
 from kv_stand_in import Locality, LookupResult, Medium, OffloadingEvent, adapter, lmcache_modules, modules, vllm_modules
+from nvme_gpu.kv import _areas
 
 CHUNK = 16_384
 
@@ -138,6 +139,28 @@ def test_a_drive_that_fails_makes_misses_in_vllm(vllm):
     tier.submit_store(job(1, keys[-1:], [0]))
     (done,) = ended(tier)
     assert done.success and tier.lookup(keys[-1], None) is LookupResult.HIT
+    tier.shutdown()
+
+
+def test_a_drive_that_fails_takes_no_memory_without_end_in_vllm(vllm, device, monkeypatch):
+    monkeypatch.setattr(_areas, "MOST_REFUSED", 10)
+    _, chunks = view()
+    tier = vllm.NvmeTier(spec(), chunks, "nvme", device=device)
+
+    def timed_out(self, timeout=None):
+        raise nvme_gpu.Timeout("the drive did not answer", code="timeout")
+
+    keys = [b"key %d" % number for number in range(60)]
+    for number, key in enumerate(keys):
+        tier.submit_load(job(number, [key], [number % 8]))
+        tier.drain_jobs()
+        with monkeypatch.context() as patched:
+            patched.setattr(nvme_gpu.PendingPages, "result", timed_out)
+            assert not list(tier.get_finished_jobs())[0].success
+    assert [key in tier._refused for key in keys] == [False] * 50 + [True] * 10 and len(tier._refused) == 10
+    tier._refused.add(keys[50])
+    tier._refused.add(keys[0])
+    assert [key in tier._refused for key in keys] == [True] + [False] * 49 + [True, False] + [True] * 8
     tier.shutdown()
 
 

@@ -121,6 +121,40 @@ class AreaOptions(NamedTuple):
             raise
 
 
+MOST_REFUSED = 65_536
+
+
+class RefusedKeys:
+    """Keys of pages that the drive could not read, although they may be right: engines would ask for them again at once.
+
+    Of more than ``MOST_REFUSED`` the oldest are forgotten, so that a drive that fails takes no memory without end: an engine
+    asks for such a page, which fails, once more."""
+
+    def __init__(self) -> None:
+        self._keys: dict[bytes, None] = {}
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, key: bytes) -> None:
+        """Adds a key as the newest."""
+        self.discard(key)
+        self._keys[key] = None
+        if len(self._keys) > MOST_REFUSED:
+            del self._keys[next(iter(self._keys))]
+
+    def discard(self, key: bytes) -> None:
+        """Removes a key, as of a page that was stored."""
+        self._keys.pop(key, None)
+
+    def clear(self) -> None:
+        """Removes all keys."""
+        self._keys.clear()
+
+
 def versions(*packages: str) -> list[str]:
     """Versions of the packages that are loaded: what lies in a page may change between them, and nothing else tells."""
     return [f"{name} {getattr(sys.modules[name], '__version__', '')}" for name in packages if name in sys.modules]

@@ -14,7 +14,7 @@ from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 
 from .._errors import NvmeGpuError, PageMiss, listed
 from .._pages import PageBlocks, PagePins, PageStore, PendingPages
-from ._areas import close
+from ._areas import RefusedKeys, close
 from ._vllm_lookups import StepMessage
 
 _LOG = logging.getLogger("nvme_gpu")
@@ -140,8 +140,7 @@ class PageWorker(OffloadingWorker):
         self._jobs: dict[int, MoveJob] = {}
         self._ended: list[EndedJob] = []
         self._pins: dict[bytes, PagePins] = {}
-        self._refused: set[bytes] = set()
-        """Keys of pages that the drive could not read, although they may be right: vLLM would ask for them again at once."""
+        self._refused = RefusedKeys()
         self._stale_before = 0
         self._is_usable = True
         on_gpu = layout.device.type == "cuda"

@@ -29,7 +29,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from .._errors import NvmeGpuError, PageMiss, listed
 from .._pages import PendingPages
-from ._areas import AreaOptions, close, digest, versions
+from ._areas import AreaOptions, RefusedKeys, close, digest, versions
 from ._vllm_connector import NvmeOffloadingConnector, NvmeOffloadingSpec
 
 __all__ = ["NvmeOffloadingConnector", "NvmeOffloadingSpec", "NvmeTier"]
@@ -94,9 +94,8 @@ class NvmeTier(SecondaryTierManager):
             seed=os.environ.get("PYTHONHASHSEED", ""),
         )
         self._jobs: dict[int, _Job] = {}
-        self._refused: set[bytes] = set()
-        """Keys of pages that the drive could not read, although they may be right: vLLM would ask for them again at once. A
-        store of the key ends that, since vLLM stores what it has computed in place of a miss."""
+        self._refused = RefusedKeys()
+        """A store of the key removes it, since vLLM stores what it has computed in place of a miss."""
         _LOG.info("%s: %s", tier_type, self._pages.stats())
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
@@ -137,10 +136,13 @@ class NvmeTier(SecondaryTierManager):
         good = [key for key, outcome in zip(job.keys, outcomes) if outcome in ("stored", "present", "in_progress", size)]
         failed = [(key, outcome) for key, outcome in zip(job.keys, outcomes) if isinstance(outcome, NvmeGpuError)]
         if job.is_load:
-            self._refused.update(key for key, error in failed if not isinstance(error, PageMiss))
+            for key, outcome in failed:
+                if not isinstance(outcome, PageMiss):
+                    self._refused.add(key)
         else:
             found = [key for key, outcome in zip(job.keys, outcomes) if outcome in ("stored", "present")]
-            self._refused.difference_update(found)
+            for key in found:
+                self._refused.discard(key)
             if self._has_events and len(found) == len(job.keys):
                 event = OffloadingEvent(keys=job.keys, medium=self.medium, removed=False, locality=self.locality)
                 self._events.append(event)
