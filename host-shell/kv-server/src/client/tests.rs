@@ -132,7 +132,9 @@ fn pins_of_many_keys_are_those_of_one_connection() {
         let has_ended = AtomicBool::new(false);
         std::thread::scope(|threads| {
             threads.spawn(|| {
-                while !has_ended.load(Ordering::SeqCst) && lock(&owner.pinned)[0] == 0 {}
+                while !has_ended.load(Ordering::SeqCst) && lock(&owner.pinned)[0] == 0 {
+                    std::hint::spin_loop();
+                }
                 while !has_ended.load(Ordering::SeqCst) {
                     if let Ok(mut control) = session.control.try_lock() {
                         *control = None;
