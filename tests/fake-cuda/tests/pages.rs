@@ -13,7 +13,7 @@ use nvme_host::{Error, Store, StoreOptions};
 use nvme_kv::format::payload_checksum;
 use nvme_kv::{
     AreaRequest, ArrivedPage, KvError, LoadPlan, LoadedPage, ModelFingerprint, PageFault, PageKey,
-    PageStore, PayloadFacts, StoreOutcome,
+    PagePlace, PageStore, PayloadFacts, StoreOutcome,
 };
 use stand_in::{in_process, is_over_the_stand_in};
 use std::sync::Arc;
@@ -115,19 +115,15 @@ impl Fixture {
             .collect();
         let plan = self.pages.plan_store(&facts);
         let places = plan.places();
-        let headers: Vec<_> = places.iter().map(|place| place.header.to_block()).collect();
-        let writes: Vec<PageWrite<'_>> = places
-            .iter()
-            .zip(&headers)
-            .map(|(place, header)| PageWrite {
-                page: place.number,
-                offset: place.offset,
-                header,
-            })
-            .collect();
+        let write = |place: &PagePlace| PageWrite {
+            page: place.number,
+            offset: place.offset,
+        };
+        let writes: Vec<PageWrite> = places.iter().map(write).collect();
+        let header_of = |page: usize| places[page].header.to_block();
         let written = self
             .store
-            .write_pages_on_gpu(&self.mover, &staged, &writes)
+            .write_pages_on_gpu(&self.mover, &staged, &writes, header_of)
             .unwrap();
         let ends = written.wait(WAIT).unwrap().into_iter();
         plan.finish(ends.map(|code| match code {
@@ -149,13 +145,17 @@ impl Fixture {
                 offset: place.offset,
                 bytes: place.length,
                 checksum: place.checksum,
-                header_checksum: payload_checksum(&place.header.to_block()),
                 pieces: &extents[place.number],
             })
             .collect();
         let stream = self.stream.handle();
+        let header_of = |page: usize| payload_checksum(&places[page].header.to_block());
         // SAFETY: the memory of the fixture.
-        let loaded = unsafe { self.store.load_pages_on_gpu(&self.mover, &reads, stream) }.unwrap();
+        let loaded = unsafe {
+            self.store
+                .load_pages_on_gpu(&self.mover, &reads, header_of, stream)
+        }
+        .unwrap();
         let ends = loaded.wait(WAIT).unwrap();
         assert_eq!(ends.len(), places.len());
         plan.finish(ends.into_iter().map(|end| match end {
@@ -482,15 +482,15 @@ fn more_pages_than_are_staged_at_a_time_follow_in_the_stream() {
             offset: place.offset,
             bytes: place.length,
             checksum: place.checksum,
-            header_checksum: payload_checksum(&place.header.to_block()),
             pieces: &pieces[1],
         };
         count
     ];
+    let header_of = |_| payload_checksum(&place.header.to_block());
     // SAFETY: the memory of the fixture; all pages write the same bytes.
     let loaded = unsafe {
         gpu.store
-            .load_pages_on_gpu(&gpu.mover, &reads, gpu.stream.handle())
+            .load_pages_on_gpu(&gpu.mover, &reads, header_of, gpu.stream.handle())
     };
     let ends = loaded.unwrap().wait(WAIT).unwrap();
     let right = PageEnd::Right {
@@ -553,7 +553,7 @@ fn what_cannot_be_moved_is_refused_before_anything_is_read() {
         return in_process("what_cannot_be_moved_is_refused_before_anything_is_read");
     }
     let gpu = Fixture::open("");
-    let header = [0; 4096];
+    let header_of = |_| payload_checksum(&[0; 4096]);
     let end = gpu.store.len();
     let memory = gpu.memory.address();
     let piece = |address, bytes| PageExtent { address, bytes };
@@ -571,13 +571,12 @@ fn what_cannot_be_moved_is_refused_before_anything_is_read() {
             offset,
             bytes: 9000,
             checksum: 0,
-            header_checksum: payload_checksum(&header),
             pieces,
         };
         // SAFETY: nothing is read.
         let refused = unsafe {
             gpu.store
-                .load_pages_on_gpu(&gpu.mover, &[read], gpu.stream.handle())
+                .load_pages_on_gpu(&gpu.mover, &[read], header_of, gpu.stream.handle())
         };
         assert!(
             matches!(refused.err(), Some(Error::Usage { .. })),

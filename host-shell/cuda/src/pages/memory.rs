@@ -30,8 +30,8 @@ struct PageAllocation {
     device: DeviceMemory,
     pages: Arc<DmaPages>,
     host: RegisteredMemory,
-    /// For launches that do not wait for the caller's stream, and begin before work that fills the GPU. Were they those of all operations, one operation could wait
-    /// in them for what another caller's stream does first.
+    /// For launches that do not wait for the caller's stream, and begin before work that fills the GPU. Were they those of
+    /// all operations, one operation could wait in them for what another caller's stream does first.
     own: [Stream; OWN_STREAMS],
 }
 
