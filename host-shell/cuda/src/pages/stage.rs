@@ -231,9 +231,10 @@ impl StagingBatch {
                 let launch = self.put_writes((some, first), &mut header_of, (at, rows))?;
                 let words = launch.end - at;
                 sequence.kernel(|| memory.upload(copies, (at, at), words))?;
+                let kernels = &self.hold.kernels;
                 // SAFETY: the kernel takes one `CopyPages`, whose addresses are those of the memory.
-                sequence
-                    .kernel(|| unsafe { self.hold.kernels.copy_pages(copies, &launch.copy) })?;
+                let copy = || unsafe { kernels.copy_pages(copies, &launch.copy) };
+                sequence.kernel(copy)?;
                 let copied = StreamEvent::untimed(&mover.gpu)?;
                 copied.record_at(copies)?;
                 copied.before(stream)?;
