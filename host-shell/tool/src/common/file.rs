@@ -113,7 +113,7 @@ impl DirectOutput {
 }
 
 impl OutputFile {
-    /// Opens an output; none or `-` is standard output. An image that is in use is refused.
+    /// Opens an output; none or `-` is standard output. An image that is in use and a block device are refused.
     pub fn create(path: Option<&Path>, files: &CommandFiles) -> Result<Self> {
         let Some(path) = path.filter(|path| *path != Path::new("-")) else {
             return Ok(Self::Stream(DirectOutput::standard_output()?));
@@ -128,6 +128,15 @@ impl OutputFile {
             }
             Ok(metadata) if metadata.file_type().is_fifo() => {
                 return Ok(Self::Stream(DirectOutput::pipe(path)?));
+            }
+            Ok(metadata) if metadata.file_type().is_block_device() => {
+                return Err(Error::usage(
+                    format!(
+                        "the output {} is a block device, whose data would be lost",
+                        path.display()
+                    ),
+                    "write to a file; `nvme-gpu import` writes a file to a device",
+                ));
             }
             Ok(metadata) if !metadata.is_file() => {
                 let file = OpenOptions::new().write(true).open(path);

@@ -107,6 +107,34 @@ fn a_model_is_not_written_over_by_its_parts_or_two_outputs_by_each_other() {
     assert_eq!(fine["bytes"], safetensors(5000).len());
 }
 
+/// Outputs were written over the data of the drive whose node they named. A command may also write its output at its end,
+/// so that the device is refused before anything is done.
+#[test]
+fn a_block_device_is_no_output() {
+    let folder = Folder::new(Place::Embedded);
+    // No device has this number: without the refusal, opening it fails in another way.
+    let made = Command::new("mknod")
+        .arg(folder.path("node.svg"))
+        .args(["b", "4095", "1"])
+        .status();
+    if !made.is_ok_and(|made| made.success()) {
+        eprintln!("skipped: only root makes nodes of devices");
+        return;
+    }
+    symlink("node.svg", folder.path("link.svg")).unwrap();
+    let image = "sim:mem?size=64KiB";
+    for output in ["node.svg", "link.svg"] {
+        for command in [
+            &["read", "-d", image, "--blocks", "1", "-o", output][..],
+            &["bench", "-d", image, "--plot", output],
+            &["pipeline", "iterative-computation", "--trace", output],
+        ] {
+            folder.fails(command, 2, "is a block device");
+        }
+    }
+    folder.ok(&["read", "-d", image, "--blocks", "1", "-o", "/dev/null"]);
+}
+
 /// Returns whether a process has a handler for SIGTERM (15).
 fn handles_sigterm(child: &Child) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", child.id()));
