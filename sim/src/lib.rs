@@ -51,7 +51,7 @@ pub use config::{Config, ConfigError, NamespaceConfig};
 pub use controller::{Controller, StepOutcome};
 pub use device::faults::FiredFault;
 #[cfg(feature = "std")]
-pub use medium::file::FileStore;
+pub use medium::file::{CreatedImage, FileStore};
 pub use medium::latency::LatencyProfile;
 pub use medium::store::{BlockStore, GeneratedStore, MemoryStore, NullStore, StoreError};
 pub use memory::{

@@ -93,7 +93,7 @@ pub struct Config {
     /// used should remove them, as [`vfio_user::Server::bind`](crate::vfio_user::Server::bind)
     /// does.
     #[cfg(feature = "std")]
-    pub created: Vec<std::path::PathBuf>,
+    pub created: Vec<crate::medium::file::CreatedImage>,
     /// True if a protocol auditor watches the controller: see
     /// [`Controller::findings`](crate::Controller::findings).
     pub audit: bool,

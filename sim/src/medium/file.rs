@@ -4,8 +4,8 @@
 use crate::medium::store::{BlockStore, StoreError, check};
 use std::fs::{File as OsFile, OpenOptions};
 use std::io::{Error, ErrorKind, Result as IoResult};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
 /// A store in a file of fixed size. Dropping or closing it closes the file, which holds everything
@@ -20,6 +20,31 @@ pub struct FileStore {
     /// `None` after [`close`](BlockStore::close).
     file: RwLock<Option<OsFile>>,
     bytes: u64,
+}
+
+/// An image that [`FileStore::create`] made, to be removed if what it was made for fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreatedImage {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl CreatedImage {
+    /// Returns the path at which the image was created.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the image. A file that another process has put at its path since then stays.
+    pub fn remove(&self) {
+        let is_same =
+            |about: std::fs::Metadata| (about.dev(), about.ino()) == (self.device, self.inode);
+        if std::fs::symlink_metadata(&self.path).is_ok_and(is_same) {
+            // One that cannot be removed now stays empty; the error to report is the earlier one.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 impl FileStore {
@@ -62,6 +87,16 @@ impl FileStore {
             return Err(error);
         }
         Ok(Self::of(file, bytes))
+    }
+
+    /// Describes the file of this store as an image that was created at `path`.
+    pub(crate) fn created_at(&self, path: &Path) -> Result<CreatedImage, StoreError> {
+        let about = self.with(OsFile::metadata)?;
+        Ok(CreatedImage {
+            path: path.to_owned(),
+            device: about.dev(),
+            inode: about.ino(),
+        })
     }
 
     fn of(file: OsFile, bytes: u64) -> Self {
@@ -168,7 +203,6 @@ impl BlockStore for FileStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
 
     fn path(name: &str) -> std::path::PathBuf {
         let path = std::env::temp_dir().join(format!("nvme-sim-{}-{name}", std::process::id()));
@@ -192,6 +226,22 @@ mod tests {
         store.read_at(8190, &mut bytes).unwrap();
         assert_eq!((bytes, store.bytes()), ([1, 2], 8192));
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn an_image_is_removed_only_while_its_path_names_it() {
+        let path = path("removed");
+        let store = FileStore::create(&path, 8192).unwrap();
+        let created = store.created_at(&path).unwrap();
+        let aside = path.with_extension("aside");
+        std::fs::rename(&path, &aside).unwrap();
+        created.remove();
+        std::fs::write(&path, "another's").unwrap();
+        created.remove();
+        assert_eq!(std::fs::read(&path).unwrap(), b"another's");
+        std::fs::rename(&aside, &path).unwrap();
+        created.remove();
+        assert!(!path.exists());
     }
 
     #[test]

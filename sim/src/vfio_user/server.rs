@@ -10,6 +10,7 @@ use super::wire::{self, MessageHeader};
 use crate::config::settings::Config;
 use crate::controller::Controller;
 use crate::event::{EventFd, readable};
+use crate::medium::file::CreatedImage;
 use crate::memory::HostMemory;
 use crate::runner::Runner;
 use nvme_spec::register::offset::DOORBELLS;
@@ -117,7 +118,7 @@ impl Server {
         let server = Self::start(config, path, threads);
         if server.is_err() {
             // An image that was created for this server would be left behind empty.
-            created.iter().for_each(|image| _ = fs::remove_file(image));
+            created.iter().for_each(CreatedImage::remove);
         }
         server
     }

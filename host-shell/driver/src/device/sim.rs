@@ -11,7 +11,7 @@ use nvme_core::spec::Iova;
 use nvme_core::spec::register::ALL_ONES;
 use nvme_core::{ControllerIdentity, RegisterAccess};
 use nvme_sim::config::ImageAccess;
-use nvme_sim::{Config, Controller, HostMemory, Runner};
+use nvme_sim::{Config, Controller, CreatedImage, HostMemory, Runner};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -87,6 +87,9 @@ pub struct SimulatedDevice {
     images: Vec<(usize, usize)>,
 }
 
+/// Images that were created, until [`take_created`] is called.
+static CREATED: Mutex<Vec<CreatedImage>> = Mutex::new(Vec::new());
+
 /// The embedded simulator as a device, and the controller in it.
 pub type Embedded = (Arc<dyn Device>, Arc<Controller<HostMemory>>);
 
@@ -137,10 +140,9 @@ fn start(text: &str, config: Config) -> Result<Embedded> {
         });
     let (controller, runner) = started.inspect_err(|_| {
         // Images that were made for a controller that there is not.
-        created
-            .iter()
-            .for_each(|image| _ = std::fs::remove_file(image));
+        created.iter().for_each(CreatedImage::remove);
     })?;
+    lock(&CREATED).extend(created);
     let device = Arc::new(SimulatedDevice {
         runner: Mutex::new(Some(runner)),
         bar: SimulatorBar::new(Arc::clone(&controller)),
@@ -164,6 +166,12 @@ pub fn config(text: &str) -> Result<Config> {
 /// `null`, and for text that is refused when it is opened.
 pub fn images(text: &str) -> Vec<PathBuf> {
     nvme_sim::config::image_paths(text).unwrap_or_default()
+}
+
+/// Returns the images that this process has created by opening devices since the last call: for a program that removes
+/// them if it fails. An image that another process made while the device was being opened is not among them.
+pub fn take_created() -> Vec<CreatedImage> {
+    std::mem::take(&mut *lock(&CREATED))
 }
 
 /// Prints the findings of the protocol auditor, a line each on standard error: with `audit=on` in the device's

@@ -180,7 +180,7 @@ impl SetFeature {
         }
         let device = &self.scope.device;
         let config = self.scope.config();
-        let controller = device.start_writing(files, &self.write, "set-feature", &config)?;
+        let controller = device.start_writing(&self.write, "set-feature", &config)?;
         let nsid = self.scope.nsid(&controller, fid)?;
         let dw0 = controller.set_feature(fid, nsid, value)?;
         files.keep_created();

@@ -48,7 +48,7 @@ pub struct FormatCommand {
 impl FormatCommand {
     pub fn run(self, files: &CommandFiles) -> Result<()> {
         let device = &self.device;
-        let controller = device.start_writing(files, &self.write, "format", &device.config())?;
+        let controller = device.start_writing(&self.write, "format", &device.config())?;
         let nsid = Nsid(self.namespace_id);
         let mut settings = Settings::new(self.index(&controller, nsid)?, self.ses);
         settings.set_pi(self.pi);

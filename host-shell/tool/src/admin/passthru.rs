@@ -142,7 +142,7 @@ impl CommandArgs {
                     "command {:#04x}, which is not known to be harmless,",
                     self.opcode
                 );
-                let device = self.device.open_to_write(files, &self.write, &what)?;
+                let device = self.device.open_to_write(&self.write, &what)?;
                 (device, self.device.config())
             }
         };

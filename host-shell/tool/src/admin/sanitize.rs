@@ -71,7 +71,7 @@ pub struct SanitizeLog {
 impl SanitizeCommand {
     pub fn run(self, files: &CommandFiles) -> Result<()> {
         let device = &self.device;
-        let controller = device.start_writing(files, &self.write, "sanitize", &device.config())?;
+        let controller = device.start_writing(&self.write, "sanitize", &device.config())?;
         let action = match self.sanact {
             SanitizeVerb::ExitFailure => SanitizeAction::ExitFailureMode,
             SanitizeVerb::StartBlockErase => SanitizeAction::BlockErase,

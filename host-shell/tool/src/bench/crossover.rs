@@ -72,12 +72,7 @@ impl CrossoverArgs {
         let (mut machines, mut cases, mut chains) = (Vec::new(), Vec::new(), Vec::new());
         for (name, latency, rows) in self.devices(&device.device)? {
             let job = self.job(rest, rows)?;
-            let opened = device.open_to_write_as(
-                rest.files,
-                &name,
-                &rest.write,
-                "the table of --crossover",
-            )?;
+            let opened = device.open_to_write_as(&name, &rest.write, "the table of --crossover")?;
             crossover(opened, &rest.namespace.config(), &job, &mut |mut line| {
                 check_stop()?;
                 if let Some(object) = line.as_object_mut() {

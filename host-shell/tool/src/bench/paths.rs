@@ -100,8 +100,7 @@ impl PathsArgs {
         };
         let store = match is_given {
             true => {
-                let opened =
-                    device.open_to_write(rest.files, &rest.write, "the content of the file")?;
+                let opened = device.open_to_write(&rest.write, "the content of the file")?;
                 Store::over(opened, &options)
             }
             false => Store::open(&simulator(&job.file)?, &options),

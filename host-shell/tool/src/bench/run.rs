@@ -201,7 +201,7 @@ impl BenchCommand {
         }
         #[cfg(feature = "cuda")]
         if self.gemv.is_wanted() {
-            return self.multiply(files);
+            return self.multiply();
         }
         #[cfg(feature = "cuda")]
         if !self.ladder.matmul.is_empty() {
@@ -223,7 +223,7 @@ impl BenchCommand {
         let bytes = self.command_bytes()?;
         let open = || match self.accesses() {
             (_, 100) if !self.verify => device.start_with(&config),
-            _ => device.start_writing(files, &self.write, "this workload", &config),
+            _ => device.start_writing(&self.write, "this workload", &config),
         };
         let controller = open()?;
         let job = self.job(&controller, bytes)?;
@@ -339,7 +339,7 @@ impl BenchCommand {
     /// Gathers rows by ids.
     fn gather_rows(self, files: &CommandFiles) -> Result<()> {
         let device = &self.namespace.device;
-        let open = || device.open_to_write(files, &self.write, "the table of --gather");
+        let open = || device.open_to_write(&self.write, "the table of --gather");
         let rest = super::gather::GatherShared {
             files,
             #[cfg(feature = "cuda")]
@@ -372,9 +372,9 @@ impl BenchCommand {
 
     /// Products with matrices on the drive.
     #[cfg(feature = "cuda")]
-    fn multiply(self, files: &CommandFiles) -> Result<()> {
+    fn multiply(self) -> Result<()> {
         let device = &self.namespace.device;
-        let opened = device.open_to_write(files, &self.write, "the matrix of the product")?;
+        let opened = device.open_to_write(&self.write, "the matrix of the product")?;
         let rest = super::gemv::GemvShared {
             gpu: super::gemv::GemvShared::gpu_of(self.gpu.gpu)?,
             nsid: self.namespace.nsid().0,
@@ -447,7 +447,7 @@ impl BenchCommand {
         let device = &self.namespace.device;
         let opened = match read {
             true => device.open()?,
-            false => device.open_to_write(files, &self.write, "this workload")?,
+            false => device.open_to_write(&self.write, "this workload")?,
         };
         let job = super::gpu::KernelJob {
             files,

@@ -208,7 +208,7 @@ fn run_command(cli: CommandLine, files: &CommandFiles) -> Result<()> {
         CliCommand::Completions(command) => command.run(command_line()),
         CliCommand::Man(command) => command.run(command_line()),
         #[cfg(feature = "sim")]
-        CliCommand::Serve(command) => command.run(files),
+        CliCommand::Serve(command) => command.run(),
         #[cfg(feature = "sim")]
         CliCommand::Devices(command) => command.run(),
     }

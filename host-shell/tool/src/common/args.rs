@@ -1,7 +1,6 @@
 //! Options of every command that uses a device.
 
 use super::access::{AccessArgs, WriteArgs};
-use super::images::CommandFiles;
 use super::stop::stop_flag;
 use super::values::number;
 use super::{images, output};
@@ -134,24 +133,17 @@ impl DeviceArgs {
 
     /// Opens the device for `what`, a command that changes data. An image that this creates is removed when the
     /// command fails.
-    pub fn open_to_write(
-        &self,
-        files: &CommandFiles,
-        write: &WriteArgs,
-        what: &str,
-    ) -> Result<Arc<dyn Device>> {
-        self.open_to_write_as(files, &self.device, write, what)
+    pub fn open_to_write(&self, write: &WriteArgs, what: &str) -> Result<Arc<dyn Device>> {
+        self.open_to_write_as(&self.device, write, what)
     }
 
     /// Does the same as [`open_to_write`](Self::open_to_write), of this device with other options: `name`.
     pub fn open_to_write_as(
         &self,
-        files: &CommandFiles,
         name: &str,
         write: &WriteArgs,
         what: &str,
     ) -> Result<Arc<dyn Device>> {
-        files.about_to_open(name);
         let device = nvme_host::open(name)?;
         write.check(&*device, what)?;
         Ok(device)
@@ -160,12 +152,10 @@ impl DeviceArgs {
     /// Starts the device as [`start`](Self::start) does, for the command `what`, which changes data.
     pub fn start_writing(
         &self,
-        files: &CommandFiles,
         write: &WriteArgs,
         what: &str,
         config: &ControllerConfig,
     ) -> Result<Controller> {
-        self.access
-            .start(self.open_to_write(files, write, what)?, config)
+        self.access.start(self.open_to_write(write, what)?, config)
     }
 }

@@ -4,12 +4,11 @@
 use nvme_host::files::{check_apart, named_by};
 use nvme_host::{Error, Result};
 use rustix::fs::{FlockOperation, fcntl_lock};
-use std::cell::RefCell;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Files of a command: those that its outputs must not replace, and images that it creates.
+/// Files of a command: those that its outputs must not replace.
 #[derive(Default)]
 pub struct CommandFiles {
     /// The device, as the user named it on the command line.
@@ -17,8 +16,6 @@ pub struct CommandFiles {
     /// Paths that the command reads, as given on the command line. Outputs whose names the command derives, as in a
     /// copy into a folder, are compared with them as well.
     inputs: Vec<String>,
-    /// Images that were missing when the command opened its device.
-    missing: RefCell<Vec<PathBuf>>,
 }
 
 /// Returns the image files that `device` names, whether they exist or not.
@@ -50,11 +47,7 @@ pub fn must_exist(device: &str) -> Result<()> {
 
 impl CommandFiles {
     pub fn new(device: Option<String>, inputs: Vec<String>) -> Self {
-        Self {
-            device,
-            inputs,
-            missing: RefCell::default(),
-        }
+        Self { device, inputs }
     }
 
     /// Returns the device of the command.
@@ -62,22 +55,17 @@ impl CommandFiles {
         self.device.as_deref()
     }
 
-    /// Records which images of `device` will be created when it is opened.
-    pub fn about_to_open(&self, device: &str) {
-        let missing = files(device).into_iter().filter(|file| !file.exists());
-        self.missing.borrow_mut().extend(missing);
-    }
-
     /// Keeps created images, even if the command fails later: what it did to them is done, or can be continued.
     pub fn keep_created(&self) {
-        self.missing.borrow_mut().clear();
+        #[cfg(feature = "sim")]
+        nvme_host::sim::take_created();
     }
 
-    /// Removes the images that were created, after the command failed.
+    /// Removes the images that this process created, after the command failed.
     pub fn remove_created(&self) {
-        for file in self.missing.take() {
-            // One that was not created after all is not there.
-            let _ = fs::remove_file(file);
+        #[cfg(feature = "sim")]
+        for image in nvme_host::sim::take_created() {
+            image.remove();
         }
     }
 

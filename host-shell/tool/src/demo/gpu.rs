@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Runs the demo on GPU `index`; every read is one command.
 pub fn run(demo: &DemoCommand, files: &CommandFiles, index: u32) -> Result<()> {
-    let image = DemoImage::create(demo, files)?;
+    let image = DemoImage::create(demo)?;
     let (block, unit) = (image.block, image.unit);
     let setup = SessionSetup {
         gpu: index,

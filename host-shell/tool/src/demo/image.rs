@@ -2,7 +2,6 @@
 //! data that anyone can make again from the seed.
 
 use super::options::DemoCommand;
-use crate::common::images::CommandFiles;
 use crate::common::{check_stop, images, progress};
 use nvme_host::core::spec::{Lba, Nsid};
 use nvme_host::{Error, Result, units};
@@ -39,9 +38,9 @@ impl Drop for DemoImage {
 
 impl DemoImage {
     /// Makes the image of `demo`, on its device or else in a file.
-    pub fn create(demo: &DemoCommand, files: &CommandFiles) -> Result<Self> {
+    pub fn create(demo: &DemoCommand) -> Result<Self> {
         match &demo.device {
-            Some(device) => Self::on_device(demo, files, device),
+            Some(device) => Self::on_device(demo, device),
             None => Self::in_file(demo),
         }
     }
@@ -87,8 +86,7 @@ impl DemoImage {
         Ok(image)
     }
 
-    fn on_device(demo: &DemoCommand, files: &CommandFiles, device: &str) -> Result<Self> {
-        files.about_to_open(device);
+    fn on_device(demo: &DemoCommand, device: &str) -> Result<Self> {
         let opened = nvme_host::open(device)?;
         demo.write.check(&*opened, "demo")?;
         let controller = demo.access.start(opened, &demo.config())?;

@@ -47,8 +47,10 @@ impl DemoCommand {
             Err(reason) => reason,
         };
         #[cfg(not(feature = "cuda"))]
+        let _ = files;
+        #[cfg(not(feature = "cuda"))]
         let no_gpu = "no GPU support in this build".to_owned();
-        let image = DemoImage::create(&self, files)?;
+        let image = DemoImage::create(&self)?;
         let (block, unit) = (image.block, image.unit);
         let begin = Instant::now();
         let opened = nvme_host::open(&image.device)?;

@@ -1,6 +1,5 @@
 //! `serve`: a simulated controller as a PCI device behind a vfio-user socket.
 
-use crate::common::images::CommandFiles;
 use crate::common::{output, say, stop_flag, visible};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -39,19 +38,16 @@ pub struct ServeCommand {
 }
 
 impl ServeCommand {
-    pub fn run(self, files: &CommandFiles) -> Result<()> {
+    pub fn run(self) -> Result<()> {
         let Some(text) = self.device.strip_prefix("sim:") else {
             return Err(Error::usage(
                 format!("'{}' cannot be served", self.device),
                 "write sim:PATH, sim:mem?size=1GiB or sim:null",
             ));
         };
-        files.about_to_open(&self.device);
         let config = sim::config(text)?;
         let threads = self.threads.map_or(config.threads, usize::from);
         let mut server = Server::bind(config, &self.socket, threads).map_err(refused)?;
-        // Clients may write to the image from here on, so that it is not removed any more.
-        files.keep_created();
         self.ready(threads)?;
         let clients = AtomicU64::new(0);
         let (done, stopper, controller) = (

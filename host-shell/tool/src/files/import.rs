@@ -55,7 +55,7 @@ pub struct VerifyCommand {
 impl ImportCommand {
     pub fn run(self, files: &CommandFiles) -> Result<()> {
         let input = ImportInput::open(&self.places.file, files)?;
-        let store = self.store(files)?;
+        let store = self.store()?;
         let place = self.places.offset;
         input.check_fits(&store, place)?;
         let bar = progress::bytes(2 * input.bytes(), "import");
@@ -89,12 +89,11 @@ impl ImportCommand {
         report(&self.places, &input, &sums, Some(written))
     }
 
-    fn store(&self, files: &CommandFiles) -> Result<Store> {
+    fn store(&self) -> Result<Store> {
         let (device, options) = (&self.places.device, self.places.options(&self.write));
         if path_of_file(device).is_some() {
             return Store::open(device, &options);
         }
-        files.about_to_open(device);
         let device = nvme_host::open(device)?;
         self.write.check(&*device, "import")?;
         Store::over(device, &options)

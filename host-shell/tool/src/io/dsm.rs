@@ -44,8 +44,7 @@ impl DsmCommand {
             ));
         }
         let device = &self.namespace.device;
-        let controller =
-            device.start_writing(files, &self.write, "dsm", &self.namespace.config())?;
+        let controller = device.start_writing(&self.write, "dsm", &self.namespace.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         let ranges: Vec<_> = self
             .slbs

@@ -45,8 +45,7 @@ impl WriteCommand {
         // All checks that need no data are made before the first block changes.
         let input = InputFile::open(&self.input, files)?;
         let device = &self.namespace.device;
-        let controller =
-            device.start_writing(files, &self.write, "write", &self.namespace.config())?;
+        let controller = device.start_writing(&self.write, "write", &self.namespace.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         let block = namespace.block_bytes();
         let target = self.target(block, namespace.blocks());
@@ -100,7 +99,7 @@ impl WriteCommand {
         }
         let input = InputFile::open(&self.input, files)?;
         let device = &self.namespace.device;
-        let opened = device.open_to_write(files, &self.write, "write")?;
+        let opened = device.open_to_write(&self.write, "write")?;
         let mut transfer = self.by_gpu.open(files, &self.namespace, opened, true)?;
         let info = transfer.reconnecting.session()?.info();
         let (block, size) = (info.block_bytes, info.blocks);

@@ -29,7 +29,7 @@ impl WriteZeroes {
     pub fn run(self, files: &CommandFiles) -> Result<()> {
         let device = &self.namespace.device;
         let controller =
-            device.start_writing(files, &self.write, "write-zeroes", &self.namespace.config())?;
+            device.start_writing(&self.write, "write-zeroes", &self.namespace.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         namespace.check(Lba(self.lba), self.blocks)?;
         namespace.write_zeroes(Lba(self.lba), self.blocks, self.deac)?;

@@ -185,7 +185,7 @@ impl PipelineCommand {
         }
         let job = self.job();
         job.shape.check()?;
-        let store = Arc::new(self.store(files, &job.shape)?);
+        let store = Arc::new(self.store(&job.shape)?);
         let machine = ReportMachine::of(&store);
         let report = self.measure(&store, &job)?;
         // A later run with `--keep-data` reads the matrices.
@@ -244,7 +244,7 @@ impl PipelineCommand {
         }
     }
 
-    fn store(&self, files: &CommandFiles, shape: &PipelineShape) -> Result<Store> {
+    fn store(&self, shape: &PipelineShape) -> Result<Store> {
         let options = StoreOptions {
             allow_write: self.write.allow_write,
             read_only: self.keep_data,
@@ -261,9 +261,8 @@ impl PipelineCommand {
         let Some(device) = &self.device else {
             return Store::open(&self.simulated(shape)?, &options);
         };
-        match self.keep_data {
-            true => images::must_exist(device)?,
-            false => files.about_to_open(device),
+        if self.keep_data {
+            images::must_exist(device)?;
         }
         Store::open(device, &options)
     }

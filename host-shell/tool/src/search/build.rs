@@ -84,7 +84,7 @@ impl BuildCommand {
             metric: self.metric,
         };
         let created = self.create(&source, options)?;
-        let built = self.build(files, (source, vectors), options, begin);
+        let built = self.build((source, vectors), options, begin);
         if let (Err(_), Some(path)) = (&built, created) {
             // The incomplete file is no index.
             let _ = std::fs::remove_file(path);
@@ -97,12 +97,11 @@ impl BuildCommand {
     /// Makes the index, and returns it with its store and the times of vectors, graph and writes.
     fn build(
         &self,
-        files: &CommandFiles,
         (source, vectors): (VectorSource, Option<VectorSet>),
         options: BuildOptions,
         begin: Instant,
     ) -> Result<(IndexHeader, Store, [Duration; 3])> {
-        let store = self.store(files)?;
+        let store = self.store()?;
         let vectors = vectors.map_or_else(|| source.vectors(), Ok)?;
         let count = u64::from(source.count);
         let bar = progress::items(2 * count, "build");
@@ -161,13 +160,12 @@ impl BuildCommand {
         Ok(Some(path.to_owned()))
     }
 
-    fn store(&self, files: &CommandFiles) -> Result<Store> {
+    fn store(&self) -> Result<Store> {
         let mut options = self.place.options(QUEUES);
         options.allow_write = self.write.allow_write;
         if path_of_file(&self.device).is_some() {
             return Store::open(&self.device, &options);
         }
-        files.about_to_open(&self.device);
         let device = nvme_host::open(&self.device)?;
         self.write.check(&*device, "search build")?;
         Store::over(device, &options)

@@ -182,7 +182,6 @@ impl QueryCommand {
             return Store::open(&self.device, &options);
         };
         options.allow_write = self.write.allow_write;
-        files.about_to_open(&self.device);
         let device = nvme_host::open(&self.device)?;
         self.write.check(&*device, "search query --load")?;
         let store = Store::over(device, &options)?;

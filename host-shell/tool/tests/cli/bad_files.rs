@@ -162,6 +162,34 @@ fn what_was_done_stays_when_its_result_cannot_be_printed() {
     }
 }
 
+/// A command that failed removed whatever was at the path of the image that it had made.
+#[test]
+fn a_failed_command_leaves_the_file_that_another_process_has_put_there() {
+    let folder = folder();
+    let (pipe, image) = (folder.path("pipe"), folder.path("new.img"));
+    for is_replaced in [false, true] {
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
+        let mut command = folder.command();
+        command.args(words("write -d sim:new.img?size=64KiB -b 4 -i pipe"));
+        let mut child = command.stderr(std::process::Stdio::null()).spawn().unwrap();
+        let input = File::options().write(true).open(&pipe).unwrap();
+        while !image.exists() {
+            assert!(child.try_wait().unwrap().is_none(), "it opens its device");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        if is_replaced {
+            std::fs::write(folder.path("other"), "another's").unwrap();
+            std::fs::rename(folder.path("other"), &image).unwrap();
+        }
+        drop(input);
+        assert_eq!(child.wait().unwrap().code(), Some(2));
+        let left = std::fs::read(&image).ok();
+        assert_eq!(left, is_replaced.then(|| b"another's".to_vec()));
+        std::fs::remove_file(&pipe).unwrap();
+    }
+}
+
 /// The first part was written, and is not written again.
 #[test]
 fn an_import_that_failed_is_continued() {

@@ -3,11 +3,10 @@
 
 use super::draft::{AnyStore, ConfigDraft, ImageAccess, bad};
 use crate::config::settings::ConfigError;
-use crate::medium::file::FileStore;
+use crate::medium::file::{CreatedImage, FileStore};
 use crate::medium::store::BlockStore;
 use std::boxed::Box;
 use std::format;
-use std::fs;
 use std::io::{Error as IoError, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::string::{String, ToString};
@@ -55,7 +54,7 @@ pub(super) fn paths(first: &str, count: u32) -> Vec<PathBuf> {
 pub(super) struct OpenedImages {
     pub stores: Vec<AnyStore>,
     /// Images that did not exist before.
-    pub created: Vec<PathBuf>,
+    pub created: Vec<CreatedImage>,
 }
 
 fn failed(path: &Path, error: &IoError) -> ConfigError {
@@ -86,14 +85,10 @@ pub(super) fn open(
         match one(path, draft) {
             Ok((store, created)) => {
                 opened.stores.push(Box::new(store));
-                opened.created.extend(created.then(|| path.clone()));
+                opened.created.extend(created);
             }
             Err(error) => {
-                for path in &opened.created {
-                    // The first error is the one to report; a file that cannot be removed now was
-                    // created a moment ago.
-                    let _ = fs::remove_file(path);
-                }
+                opened.created.iter().for_each(CreatedImage::remove);
                 return Err(error);
             }
         }
@@ -143,8 +138,8 @@ pub fn check_space(path: &Path, bytes: u64) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Opens or creates one image. Returns true if it was created.
-fn one(path: &Path, draft: &ConfigDraft) -> Result<(FileStore, bool), ConfigError> {
+/// Opens or creates one image, and describes one that was created.
+fn one(path: &Path, draft: &ConfigDraft) -> Result<(FileStore, Option<CreatedImage>), ConfigError> {
     // A folder can be opened for reading and has a length, so the errors below would not find it.
     if path.is_dir() {
         return Err(failed(
@@ -173,5 +168,6 @@ fn one(path: &Path, draft: &ConfigDraft) -> Result<(FileStore, bool), ConfigErro
         };
         return Err(bad(&path.display().to_string(), why));
     }
-    Ok((store, creates.is_some()))
+    let created = creates.and_then(|_| store.created_at(path).ok());
+    Ok((store, created))
 }
