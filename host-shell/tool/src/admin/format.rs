@@ -22,7 +22,7 @@ pub struct FormatCommand {
     /// Namespace; 0xffffffff for all
     #[arg(long, short = 'n', value_name = "NSID", value_parser = dword)]
     namespace_id: u32,
-    /// Index of the LBA format; the present one when missing
+    /// Index of the LBA format; the present one when missing, which all namespaces of the command must share
     #[arg(long, short = 'l', value_name = "INDEX", value_parser = byte, conflicts_with = "block_size")]
     lbaf: Option<u8>,
     /// Bytes per block: the first LBA format that has them, without metadata
@@ -87,7 +87,7 @@ impl FormatCommand {
         output::print(&lines.join("\n"))
     }
 
-    /// Returns the LBA format asked for.
+    /// Returns the LBA format asked for, which all namespaces of the command get.
     fn index(&self, controller: &Controller, nsid: Nsid) -> Result<u8> {
         if let Some(index) = self.lbaf {
             let most = 63;
@@ -98,10 +98,32 @@ impl FormatCommand {
                 )
             });
         }
-        let one = match nsid {
-            Nsid::ALL => controller.namespaces()?.first().copied().unwrap_or(Nsid(1)),
-            nsid => nsid,
+        let namespaces = match nsid {
+            Nsid::ALL => controller.namespaces()?,
+            nsid => vec![nsid],
         };
+        let first = namespaces.first().copied().unwrap_or(Nsid(1));
+        let index = self.index_of(controller, first)?;
+        for other in namespaces.into_iter().skip(1) {
+            let its = self.index_of(controller, other)?;
+            if its != index {
+                let what = match self.block_size {
+                    Some(bytes) => format!("the LBA format with blocks of {bytes} bytes"),
+                    None => "the present LBA format".to_owned(),
+                };
+                return Err(Error::usage(
+                    format!(
+                        "{what} is {index} in namespace {first} and {its} in namespace {other}"
+                    ),
+                    "give one for all with --lbaf or --block-size, or format each namespace for itself",
+                ));
+            }
+        }
+        Ok(index)
+    }
+
+    /// Returns the present LBA format of a namespace, or the one with blocks of --block-size.
+    fn index_of(&self, controller: &Controller, one: Nsid) -> Result<u8> {
         let identify = controller.identify_namespace(one)?;
         let Some(bytes) = self.block_size else {
             return Ok(identify.lba_format_index() as u8);
@@ -129,4 +151,42 @@ fn to_json(info: &NamespaceInfo) -> Value {
         "nsid": info.nsid.0, "blocks": info.blocks, "block_bytes": info.block_bytes,
         "metadata_bytes": info.metadata_bytes,
     })
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use nvme_host::ControllerConfig;
+
+    #[derive(Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        command: FormatCommand,
+    }
+
+    /// All namespaces got the LBA format that the first one has.
+    #[test]
+    fn namespaces_of_different_formats_need_one_that_is_given() {
+        let device = nvme_host::open("sim:mem?size=1MiB&ns=2").unwrap();
+        let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
+        let index = |options: &str| {
+            let words = format!("format -d sim:mem -n 0xffffffff {options}");
+            let line = CommandLine::try_parse_from(words.split_whitespace()).unwrap();
+            let found = line.command.index(&controller, Nsid::ALL);
+            found.map_err(|error| error.to_string())
+        };
+        let [small, large] = [512, 4096].map(|bytes| index(&format!("-b {bytes}")).unwrap());
+        assert_eq!(index(""), Ok(large));
+        let settings = Settings::new(small, 0);
+        let minute = Duration::from_secs(60);
+        controller
+            .format(Nsid(2), settings, minute, |_| ())
+            .unwrap();
+        let error = index("").unwrap_err();
+        let says = format!("is {large} in namespace 1 and {small} in namespace 2");
+        assert!(error.contains(&says), "{error}");
+        assert_eq!(index("-b 512"), Ok(small));
+        assert_eq!(index(&format!("-l {large}")), Ok(large));
+    }
 }
