@@ -17,42 +17,48 @@ use serde_json::{Value, json};
 struct ScopeArgs {
     #[command(flatten)]
     device: DeviceArgs,
-    /// Namespace of the feature: 1 when missing, 0 for none, 0xffffffff for all
+    /// Namespace of a feature that belongs to one: 1 when missing, 0 for none, 0xffffffff for all
     #[arg(long, short = 'n', value_name = "NSID", value_parser = bits32)]
     namespace_id: Option<u32>,
 }
 
 impl ScopeArgs {
-    /// Returns the options for a command that changes one namespace, or all of them.
-    fn config(&self) -> ControllerConfig {
-        let nsid = self.namespace_id.filter(|nsid| *nsid != 0).unwrap_or(1);
+    /// Returns the options for a command that changes feature `fid`: of one namespace, or else of the subsystem.
+    fn config(&self, fid: u8) -> Result<ControllerConfig> {
         let config = self.device.config();
-        match Nsid(nsid) {
-            Nsid::ALL => config,
-            _ => ControllerConfig {
+        Ok(match self.nsid(fid)? {
+            Nsid::NONE | Nsid::ALL => config,
+            Nsid(nsid) => ControllerConfig {
                 changes: Some(nvme_host::sysfs::CommandScope::Namespace(nsid)),
                 ..config
             },
-        }
+        })
     }
 
-    /// Returns the NSID of a command for feature `fid`. One that the controller does not have is refused.
-    fn nsid(&self, controller: &Controller, fid: u8) -> Result<Nsid> {
-        let scope = scope(fid);
-        let nsid = match (self.namespace_id, scope) {
+    /// Returns the NSID of a command for feature `fid`. One namespace is refused for a feature of the controller.
+    fn nsid(&self, fid: u8) -> Result<Nsid> {
+        let nsid = match (self.namespace_id, scope(fid)) {
             (Some(given), _) => Nsid(given),
             (None, FeatureScope::Namespace) => Nsid(1),
             (None, _) => Nsid::NONE,
         };
-        if nsid == Nsid::NONE || nsid == Nsid::ALL {
-            return Ok(nsid);
+        let is_one = nsid != Nsid::NONE && nsid != Nsid::ALL;
+        if is_one && scope(fid) == FeatureScope::Controller {
+            return Err(Error::usage(
+                format!("feature {fid:#04x} belongs to the controller, not to namespace {nsid}"),
+                "leave out --namespace-id",
+            ));
         }
-        controller.identify_namespace(nsid)?;
-        // The controller's own features have no namespace.
-        Ok(match scope {
-            FeatureScope::Controller => Nsid::NONE,
-            _ => nsid,
-        })
+        Ok(nsid)
+    }
+
+    /// Does the same as [`nsid`](Self::nsid), and refuses a namespace that the controller does not have.
+    fn nsid_of(&self, controller: &Controller, fid: u8) -> Result<Nsid> {
+        let nsid = self.nsid(fid)?;
+        if nsid != Nsid::NONE && nsid != Nsid::ALL {
+            controller.identify_namespace(nsid)?;
+        }
+        Ok(nsid)
     }
 }
 
@@ -130,8 +136,10 @@ impl GetFeature {
             FeatureValue::Capabilities => FeatureSelect::Capabilities,
         };
         let device = &self.scope.device;
+        // A namespace that the feature does not have is refused before the device is opened.
+        self.scope.nsid(fid)?;
         let controller = device.start()?;
-        let nsid = self.scope.nsid(&controller, fid)?;
+        let nsid = self.scope.nsid_of(&controller, fid)?;
         let (value, data) = controller.get_feature(fid, sel, nsid, cdw11)?;
         let name = feature::name(fid).unwrap_or("vendor specific");
         let fields = if sel == FeatureSelect::Capabilities {
@@ -179,9 +187,9 @@ impl SetFeature {
             ));
         }
         let device = &self.scope.device;
-        let config = self.scope.config();
+        let config = self.scope.config(fid)?;
         let controller = device.start_writing(&self.write, "set-feature", &config)?;
-        let nsid = self.scope.nsid(&controller, fid)?;
+        let nsid = self.scope.nsid_of(&controller, fid)?;
         let dw0 = controller.set_feature(fid, nsid, value)?;
         files.keep_created();
         let name = feature::name(fid).unwrap_or("vendor specific");
@@ -252,5 +260,52 @@ fn decoded(fid: u8, value: u32) -> Value {
         fid::WRITE_ATOMICITY => json!({ "dn": feature::WriteAtomicity(value).dn() }),
         fid::AUTONOMOUS_POWER => json!({ "apste": feature::AutonomousPower(value).apste() }),
         _ => json!({}),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use nvme_host::sysfs::CommandScope;
+
+    #[derive(Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        scope: ScopeArgs,
+    }
+
+    /// Namespace 1 alone was looked at for users of what is set in the whole controller.
+    #[test]
+    fn a_feature_of_the_controller_is_judged_by_all_of_its_namespaces() {
+        let (vendor, cache) = (0xc0, fid::VOLATILE_WRITE_CACHE);
+        let changes = |fid: u8, options: &str| {
+            let words = format!("set-feature -d sim:mem {options}");
+            let line = CommandLine::try_parse_from(words.split_whitespace()).unwrap();
+            let config = line.scope.config(fid);
+            config
+                .map(|config| config.changes)
+                .map_err(|error| error.to_string())
+        };
+        let all = ControllerConfig::default().changes;
+        assert_eq!(changes(cache, ""), Ok(all));
+        assert_eq!(changes(cache, "-n 0"), Ok(all));
+        assert_eq!(changes(vendor, ""), Ok(all));
+        assert_eq!(changes(vendor, "-n 0xffffffff"), Ok(all));
+        assert_eq!(
+            changes(vendor, "-n 3"),
+            Ok(Some(CommandScope::Namespace(3)))
+        );
+        let recovery = fid::ERROR_RECOVERY;
+        assert_eq!(changes(recovery, ""), Ok(Some(CommandScope::Namespace(1))));
+        assert_eq!(
+            changes(recovery, "-n 2"),
+            Ok(Some(CommandScope::Namespace(2)))
+        );
+        let refused = changes(cache, "-n 2").unwrap_err();
+        assert!(
+            refused.contains("belongs to the controller, not to namespace 2"),
+            "{refused}"
+        );
     }
 }

@@ -111,13 +111,13 @@ fn ranges_and_namespaces_that_are_not_there() {
         2 | dsm -d sim:disk.img -s 1 -b 1 | add --deallocate
         2 | smart-log -d sim:disk.img -n 99 | no namespace 99
         2 | smart-log -d sim:disk.img -n 1 | one SMART log
-        2 | get-feature -d sim:disk.img -f 7 -n 99 | no namespace 99
+        2 | get-feature -d sim:disk.img -f 5 -n 99 | no namespace 99
         2 | get-feature -d sim:disk.img -f 0 | no feature 0x0
         2 | get-feature -d sim:disk.img -f 0x100 | no feature 0x100
         2 | get-feature -d sim:disk.img -f 7 --cdw11 0x100000000 | 32 bits
         2 | set-feature -d sim:disk.img -f 6 --value 0x100000000 | 32 bits
         2 | set-feature -d sim:disk.img -f 7 --value 1 | set by the driver
-        2 | set-feature -d sim:disk.img -f 6 --value 0 -n 5 | no namespace 5
+        2 | set-feature -d sim:disk.img -f 5 --value 0 -n 5 | no namespace 5
         2 | flush -d sim:disk.img -n 2 | no namespace 2
         2 | identify ns -d sim:disk.img -n 2 | no namespace 2
         2 | bench -d sim:disk.img --size 1MiB --io-size 4k | use at most 65536

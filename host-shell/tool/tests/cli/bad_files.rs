@@ -109,7 +109,7 @@ fn no_command_that_fails_or_reads_leaves_an_image() {
         2 | dsm -d sim:new.img?size=64KiB --ad -s 16 -b 1 | the last LBA is 15
         2 | bench -d sim:new.img?size=64KiB --rw write --size 1MiB | use at most 65536
         2 | bench -d sim:new.img?size=64KiB --rw write --bs 1MiB | --bs
-        2 | set-feature -d sim:new.img?size=64KiB -f 6 --value 0 -n 5 | no namespace 5
+        2 | set-feature -d sim:new.img?size=64KiB -f 5 --value 0 -n 5 | no namespace 5
         2 | demo -d sim:new.img?size=64KiB --size 1MiB | past namespace 1
         2 | write -d sim:new.img?size=64KiB&ns=3 -i in -n 4 | no namespace 4
         1 | write -d sim:new.img?size=64KiB&fault=status:0x281@op=write -i in | 0x0281

@@ -18,7 +18,7 @@ fn every_feature_is_decoded() {
         ("0x0a", &["dn"]),
         ("0x0c", &["apste"]),
     ] {
-        let get = ["get-feature", "-d", MEMORY, "-n", "1", "-f", fid];
+        let get = ["get-feature", "-d", MEMORY, "-f", fid];
         let object = folder.json(&get);
         let text = folder.ok(&get);
         let value = object["current_value"].as_str().unwrap();
@@ -62,11 +62,15 @@ fn a_feature_is_set_in_text_and_its_own_ones_are_refused() {
         let words = [&set[..], &[own, "--value", "0"]].concat();
         folder.fails(&words, 2, says);
     }
-    // A namespace may be given for a feature that belongs to one namespace; for all namespaces the controller decides.
+    // One namespace is given for a feature that belongs to one; for all namespaces the controller decides.
     let get = ["get-feature", "-d", MEMORY, "-f"];
-    for nsid in ["0", "1", "0xffffffff"] {
-        folder.ok(&[&get[..], &["6", "-n", nsid]].concat());
+    for (feature, nsid) in [("6", "0"), ("5", "1"), ("6", "0xffffffff")] {
+        folder.ok(&[&get[..], &[feature, "-n", nsid]].concat());
     }
+    let says = "belongs to the controller, not to namespace 1";
+    folder.fails(&[&get[..], &["6", "-n", "1"]].concat(), 2, says);
+    let words = [&set[..], &["6", "-n", "1", "--value", "0"]].concat();
+    folder.fails(&words, 2, says);
     folder.ok(&["flush", "-d", MEMORY, "-n", "0xffffffff"]);
     let common = ["identify", "ns", "-d", MEMORY, "-n", "0xffffffff"];
     folder.fails(&common, 1, "Invalid Namespace");
