@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -190,6 +190,25 @@ impl OutputFile {
                 let past = i64::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge.into());
                 let moved = past.and_then(|past| file.seek(SeekFrom::Current(past)));
                 moved.map(drop).map_err(Error::file("write", &*target))
+            }
+        }
+    }
+
+    /// True if bytes that were written can be written over: those of a file, not of a pipe or device.
+    pub fn can_go_back(&self) -> bool {
+        matches!(self, Self::Replace { .. })
+    }
+
+    /// Writes `head` over the beginning of a file, which ends at byte `end`.
+    pub fn replace_head(&mut self, head: &[u8], end: u64) -> Result<()> {
+        match self {
+            Self::Stream(stream) => Err(Error::file("write", &stream.name)(
+                io::ErrorKind::NotSeekable.into(),
+            )),
+            Self::Replace { file, target, .. } => {
+                let written = file.write_all_at(head, 0);
+                let ended = written.and_then(|()| file.seek(SeekFrom::Start(end)));
+                ended.map(drop).map_err(Error::file("write", &*target))
             }
         }
     }

@@ -1,6 +1,7 @@
 //! `generate`: text by a model whose weights stream from a drive.
 
 use crate::common::images::CommandFiles;
+use crate::common::npy::ArrayRows;
 use crate::common::{
     CommandTimeout, NamespaceId, check_stop, images, npy, number, output, say, visible,
 };
@@ -58,7 +59,7 @@ pub struct GenerateCommand {
     /// Verify what is loaded by a file of `nvme-gpu manifest`
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
-    /// Write the logits of each token as .npy: float32, tokens times vocabulary
+    /// Write the logits of each token as .npy: float32, tokens times vocabulary; an error keeps those before it
     #[arg(long, value_name = "FILE")]
     logits: Option<PathBuf>,
     /// Print one JSON object at the end
@@ -78,37 +79,54 @@ impl GenerateCommand {
         let begin = Instant::now();
         let to = self.logits.as_deref();
         let to = to.map(|path| npy::create(path, files)).transpose()?;
+        let mut logits = to.map(ArrayRows::new);
         let (tokenizer, mut model, prompt) = self.open()?;
         let opened = Instant::now();
         say::step(|| format!("{} computes; {}", model.machine(), model.path().mover));
-        let mut next = model.feed_until(&prompt, &mut check_stop)?;
+        let next = model.feed_until(&prompt, &mut check_stop)?;
         let answered = Instant::now();
-        let (mut made, mut text) = (Vec::new(), DecodedText::default());
-        let mut logits = Vec::new();
-        loop {
-            made.push(next);
-            if self.logits.is_some() {
-                logits.extend(model.logits()?);
-            }
-            if tokenizer.is_end(next) {
-                break;
-            }
-            text.add(&tokenizer.decode(&[next]), self.json)?;
-            if made.len() as u64 == u64::from(self.tokens) {
-                break;
-            }
-            next = model.feed_until(&[next], &mut check_stop)?;
-        }
+        let (mut made, mut text) = (vec![next], DecodedText::default());
+        let ended = self.go_on(&tokenizer, &mut model, (&mut made, &mut text, &mut logits));
         let times = GenerateTimes {
             open: opened - begin,
             prompt: answered - opened,
             tokens: answered.elapsed(),
         };
-        text.end(self.json)?;
-        if let Some(to) = to {
-            npy::write(to, ("<f4", made.len()), &logits, |one| one.to_le_bytes())?;
+        // After an error, too, the logits that there are stay: they may be the work of hours.
+        let rows = logits.as_ref().map_or(0, ArrayRows::rows);
+        let kept = match logits {
+            Some(logits) if rows > 0 => logits.commit(),
+            _ => Ok(()),
+        };
+        if ended.is_err() && kept.is_ok() && rows > 0 {
+            say::warn(|| format!("the logits of the first {rows} tokens are kept"));
         }
+        ended.and(kept)?;
+        text.end(self.json)?;
         self.report(&model, &prompt, &made, &text, &times)
+    }
+
+    /// Makes tokens after the first one until the model or the limit ends the text.
+    fn go_on(
+        &self,
+        tokenizer: &Tokenizer,
+        model: &mut Llama,
+        (made, text, logits): (&mut Vec<u32>, &mut DecodedText, &mut Option<ArrayRows>),
+    ) -> Result<()> {
+        while let Some(last) = made.last().copied() {
+            if let Some(logits) = logits {
+                logits.push(&model.logits()?)?;
+            }
+            if tokenizer.is_end(last) {
+                break;
+            }
+            text.add(&tokenizer.decode(&[last]), self.json)?;
+            if made.len() as u64 == u64::from(self.tokens) {
+                break;
+            }
+            made.push(model.feed_until(&[last], &mut check_stop)?);
+        }
+        Ok(())
     }
 
     /// Opens the tokenizer and the model, and returns them with the tokens of the prompt.

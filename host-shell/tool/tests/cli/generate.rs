@@ -107,6 +107,47 @@ fn what_cannot_be_generated_says_why() {
     );
 }
 
+/// The logits of all tokens were lost with the step that failed.
+#[test]
+fn logits_of_tokens_before_a_failed_step_are_kept() {
+    let folder = Folder::new(Place::Embedded);
+    std::fs::write(folder.path("model.gguf"), model()).unwrap();
+    folder.ok(&["import", "model.gguf", "-d", "sim:drive.img?size=4MiB"]);
+    let generate = |device: &str, to: &str| {
+        let words = "--offset 0 -p a --tokens 9 --budget 85kB --logits";
+        let words: Vec<&str> = words.split(' ').collect();
+        folder.run(&[&["generate", device], &words[..], &[to]].concat())
+    };
+    assert_eq!(generate("sim:drive.img", "all.npy").code, 0);
+    let ran = generate(
+        "sim:drive.img?fault=status:0x281@op=read,nth=30",
+        "some.npy",
+    );
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    let [all, some] = ["all.npy", "some.npy"].map(|name| {
+        let shape = &folder.json(&["catalog", name])["tensors"][0]["shape"];
+        assert_eq!(shape[1], 300);
+        let bytes = std::fs::read(folder.path(name)).unwrap();
+        (shape[0].as_u64().unwrap() as usize, bytes[128..].to_vec())
+    });
+    let says = format!("the logits of the first {} tokens are kept", some.0);
+    assert!(ran.stderr.contains(&says), "{}", ran.stderr);
+    assert!((1..9).contains(&some.0) && all.0 == 9);
+    assert_eq!(some.1, all.1[..some.0 * 300 * 4]);
+    // A pipe gets them at the end, since its head says how many there are.
+    let line = "mkfifo pipe; cat pipe >piped & \
+                $B generate model.gguf -p a --tokens 9 --logits pipe >text 2>&1 && wait";
+    let (code, said) = super::rows::shell(&folder, line);
+    assert_eq!(code, Some(0), "{said}");
+    let [piped, all] = ["piped", "all.npy"].map(|name| std::fs::read(folder.path(name)).unwrap());
+    assert_eq!((piped.len(), &piped[..128]), (all.len(), &all[..128]));
+    // An output of which nothing was made is as before.
+    std::fs::write(folder.path("old.npy"), "old").unwrap();
+    let ran = generate("sim:drive.img?fault=status:0x281@op=read,nth=2", "old.npy");
+    assert_ne!(ran.code, 0);
+    assert_eq!(std::fs::read(folder.path("old.npy")).unwrap(), b"old");
+}
+
 /// Tokens that are no control tokens are letters in a prompt, which is another prompt.
 #[test]
 fn a_question_needs_turns_of_control_tokens() {
