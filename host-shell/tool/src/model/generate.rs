@@ -337,12 +337,7 @@ struct DecodedText {
 impl DecodedText {
     fn add(&mut self, bytes: &[u8], is_silent: bool) -> Result<()> {
         self.rest.extend(bytes);
-        let end = match std::str::from_utf8(&self.rest) {
-            Ok(text) => text.len(),
-            Err(error) if error.error_len().is_none() => error.valid_up_to(),
-            Err(_) => self.rest.len(),
-        };
-        let rest = self.rest.split_off(end);
+        let rest = self.rest.split_off(whole_characters(&self.rest));
         let text = String::from_utf8_lossy(&self.rest).into_owned();
         self.rest = rest;
         self.whole.push_str(&text);
@@ -362,9 +357,45 @@ impl DecodedText {
     }
 }
 
+/// Returns the number of bytes before a character that ends behind `bytes`. Bytes that are no character are before it.
+fn whole_characters(bytes: &[u8]) -> usize {
+    let mut end = 0;
+    while let Err(error) = std::str::from_utf8(&bytes[end..]) {
+        end += error.valid_up_to();
+        match error.error_len() {
+            Some(wrong) => end += wrong,
+            None => return end,
+        }
+    }
+    bytes.len()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::turns;
+    use super::{DecodedText, turns};
+
+    /// A byte that is no character took the beginning of the next one with it.
+    #[test]
+    fn a_character_in_pieces_is_whole_behind_bytes_that_are_none() {
+        let whole = |pieces: &[&[u8]]| {
+            let mut text = DecodedText::default();
+            for piece in pieces {
+                text.add(piece, true).unwrap();
+            }
+            text.end(true).unwrap();
+            text.whole
+        };
+        let euro = "\u{20AC}".as_bytes();
+        assert_eq!(whole(&[b"a\xFF\xE2", &euro[1..]]), "a\u{FFFD}\u{20AC}");
+        assert_eq!(
+            whole(&[b"\xE2\x82", b"\xE2\x82", b"\xACb"]),
+            "\u{FFFD}\u{20AC}b"
+        );
+        assert_eq!(
+            whole(&[b"\xFF\xFE", euro, b"\xE2\x82"]),
+            "\u{FFFD}\u{FFFD}\u{20AC}\u{FFFD}"
+        );
+    }
 
     #[test]
     fn a_question_is_a_turn_of_the_format_that_the_model_has_tokens_for() {
