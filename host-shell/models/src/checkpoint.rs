@@ -3,8 +3,9 @@
 
 use crate::gguf::{GgufModel, GgufTensor};
 use crate::llama::{ExpertMixture, ModelConfig};
+use nvme_compute_kernel::MOST_HEAD_ELEMENTS;
 use nvme_formats::{StoredFormat, f32_of_bf16};
-use nvme_host::catalog::Dtype;
+use nvme_host::catalog::{Dtype, TensorEntry};
 use nvme_host::files::open_regular;
 use nvme_host::{Catalog, Error, Result, Store, StoreOptions};
 use serde_json::Value;
@@ -35,6 +36,8 @@ pub fn mixtral(folder: &Path, out: &mut impl Write) -> Result<()> {
         catalog: &catalog,
         config: &config,
     };
+    // Before the file is begun: the sizes in config.json say how many tensors are listed in its header.
+    source.check(&model)?;
     let mut failed = None;
     let written = model.write(out, |tensor, out| match source.bytes(tensor) {
         Ok(bytes) => out.write_all(&bytes),
@@ -69,9 +72,20 @@ fn config_of(text: &str) -> Result<ModelConfig> {
             .and_then(|number| u32::try_from(number).ok());
         found.ok_or_else(|| no_mixtral(format!("{key} is {}", json[key])))
     };
+    let size = |key: &str| match number(key)? {
+        0 => Err(no_mixtral(format!("{key} is 0"))),
+        size => Ok(size),
+    };
+    // GGUF stores 32 bits, which may be 0 or infinite where 64 are not.
     let real = |key: &str| {
         let found = json[key].as_f64();
-        found.ok_or_else(|| no_mixtral(format!("{key} is {}", json[key])))
+        let found = found.filter(|number| *number > 0.0 && (*number as f32).is_normal());
+        found.ok_or_else(|| {
+            no_mixtral(format!(
+                "{key} is {}, no positive number of 32 bits",
+                json[key]
+            ))
+        })
     };
     for (key, wanted) in [
         ("model_type", Value::from("mixtral")),
@@ -94,21 +108,36 @@ fn config_of(text: &str) -> Result<ModelConfig> {
             return Err(no_mixtral(format!("{key} is {}, not {wanted}", json[key])));
         }
     }
+    let (heads, kv_heads) = (size("num_attention_heads")?, size("num_key_value_heads")?);
+    if !heads.is_multiple_of(kv_heads) {
+        return Err(no_mixtral(format!(
+            "num_attention_heads is {heads}, no multiple of num_key_value_heads, {kv_heads}"
+        )));
+    }
+    let (head_elements, most) = (size("head_dim")?, MOST_HEAD_ELEMENTS);
+    if !head_elements.is_multiple_of(2) || head_elements > most {
+        return Err(no_mixtral(format!(
+            "head_dim is {head_elements}, not an even number from 2 to {most}"
+        )));
+    }
+    let (count, choices) = (size("num_local_experts")?, size("num_experts_per_tok")?);
+    if choices > count {
+        return Err(no_mixtral(format!(
+            "num_experts_per_tok is {choices}, more than num_local_experts, {count}"
+        )));
+    }
     Ok(ModelConfig {
-        layers: number("num_hidden_layers")?,
-        width: number("hidden_size")?,
-        hidden: number("intermediate_size")?,
-        heads: number("num_attention_heads")?,
-        kv_heads: number("num_key_value_heads")?,
-        head_elements: number("head_dim")?,
-        vocabulary: number("vocab_size")?,
-        context: number("max_position_embeddings")?,
+        layers: size("num_hidden_layers")?,
+        width: size("hidden_size")?,
+        hidden: size("intermediate_size")?,
+        heads,
+        kv_heads,
+        head_elements,
+        vocabulary: size("vocab_size")?,
+        context: size("max_position_embeddings")?,
         epsilon: real("rms_norm_eps")? as f32,
         rope_base: real("rope_theta")?,
-        experts: Some(ExpertMixture {
-            count: number("num_local_experts")?,
-            choices: number("num_experts_per_tok")?,
-        }),
+        experts: Some(ExpertMixture { count, choices }),
         ..ModelConfig::default()
     })
 }
@@ -119,62 +148,74 @@ struct CheckpointSource<'a> {
     config: &'a ModelConfig,
 }
 
+/// Rewriting of the elements of a tensor.
+enum TensorRewrite {
+    Vector,
+    Matrix,
+    /// The rows of each head, in another order.
+    Heads,
+    /// The matrix of this name of each expert, one after another.
+    Experts(&'static str),
+}
+
 impl CheckpointSource<'_> {
-    fn bytes(&self, tensor: &GgufTensor) -> Result<Vec<u8>> {
-        let mut parts = tensor.name.split('.');
-        let (first, layer, what) = (parts.next(), parts.next(), parts.next());
-        let name = match (first, what) {
-            (Some("token_embd"), _) => "model.embed_tokens.weight".to_owned(),
-            (Some("output_norm"), _) => "model.norm.weight".to_owned(),
-            (_, Some(what)) => {
-                let of_layer = format!("model.layers.{}", layer.unwrap_or_default());
-                let moe = format!("{of_layer}.block_sparse_moe");
-                return match what {
-                    "attn_norm" => {
-                        self.vector(tensor, &format!("{of_layer}.input_layernorm.weight"))
+    /// Looks up all tensors of all layers.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for the first one that is missing, or has another size or format.
+    fn check(&self, model: &GgufModel<'_>) -> Result<()> {
+        for layer in 0..self.config.layers {
+            let mut tensors = Vec::new();
+            model.layer(layer, &mut tensors);
+            for tensor in &tensors {
+                match named(tensor)? {
+                    (moe, TensorRewrite::Experts(matrix)) => {
+                        for expert in 0..tensor.shape[2] {
+                            self.find(&expert_name(&moe, expert, matrix), &tensor.shape[..2])?;
+                        }
                     }
-                    "ffn_norm" => self.vector(
-                        tensor,
-                        &format!("{of_layer}.post_attention_layernorm.weight"),
-                    ),
-                    "attn_q" => self.heads(tensor, &format!("{of_layer}.self_attn.q_proj.weight")),
-                    "attn_k" => self.heads(tensor, &format!("{of_layer}.self_attn.k_proj.weight")),
-                    "attn_v" => self.matrix(tensor, &format!("{of_layer}.self_attn.v_proj.weight")),
-                    "attn_output" => {
-                        self.matrix(tensor, &format!("{of_layer}.self_attn.o_proj.weight"))
-                    }
-                    "ffn_gate_inp" => self.vector(tensor, &format!("{moe}.gate.weight")),
-                    "ffn_gate_exps" => self.experts(tensor, &moe, "w1"),
-                    "ffn_down_exps" => self.experts(tensor, &moe, "w2"),
-                    "ffn_up_exps" => self.experts(tensor, &moe, "w3"),
-                    _ => Err(unknown(&tensor.name)),
-                };
+                    (name, _) => _ = self.find(&name, &tensor.shape)?,
+                }
             }
-            _ => return Err(unknown(&tensor.name)),
-        };
-        match tensor.shape.len() {
-            1 => self.vector(tensor, &name),
-            _ => self.matrix(tensor, &name),
+        }
+        Ok(())
+    }
+
+    fn bytes(&self, tensor: &GgufTensor) -> Result<Vec<u8>> {
+        let (name, rewrite) = named(tensor)?;
+        match rewrite {
+            TensorRewrite::Vector => self.vector(tensor, &name),
+            TensorRewrite::Matrix => self.matrix(tensor, &name),
+            TensorRewrite::Heads => self.heads(tensor, &name),
+            TensorRewrite::Experts(matrix) => self.experts(tensor, &name, matrix),
         }
     }
 
-    /// Reads a tensor of the checkpoint, which must have `elements` elements of bf16.
-    fn read(&self, name: &str, elements: u64) -> Result<Vec<u8>> {
+    /// Finds a tensor of the checkpoint, which must have elements of bf16 for `shape`.
+    fn find(&self, name: &str, shape: &[u64]) -> Result<&TensorEntry> {
         let entry = self.catalog.get(name).ok_or_else(|| unknown(name))?;
-        let bytes = elements * 2;
-        if entry.dtype != Dtype::Bf16 || entry.bytes != bytes {
+        let bytes = shape
+            .iter()
+            .try_fold(2u64, |all, one| all.checked_mul(*one));
+        if entry.dtype != Dtype::Bf16 || Some(entry.bytes) != bytes {
+            let wanted = bytes.map_or("more than 2^64".to_owned(), |bytes| bytes.to_string());
             return Err(Error::usage(
                 format!("{name} has {} bytes of {}", entry.bytes, entry.dtype.name()),
-                format!("the sizes of the model want {bytes} bytes of bf16"),
+                format!("the sizes of the model want {wanted} bytes of bf16"),
             ));
         }
-        let mut into = vec![0; bytes as usize];
+        Ok(entry)
+    }
+
+    fn read(&self, name: &str, shape: &[u64]) -> Result<Vec<u8>> {
+        let entry = self.find(name, shape)?;
+        let mut into = vec![0; entry.bytes as usize];
         self.store.read_at(entry.offset, &mut into)?;
         Ok(into)
     }
 
     fn matrix(&self, tensor: &GgufTensor, name: &str) -> Result<Vec<u8>> {
-        self.read(name, tensor.shape.iter().product())
+        self.read(name, &tensor.shape)
     }
 
     /// Returns the elements of a vector as bytes of `f32`.
@@ -202,13 +243,48 @@ impl CheckpointSource<'_> {
 
     /// Reads the matrix of each expert into one array, in order.
     fn experts(&self, tensor: &GgufTensor, moe: &str, matrix: &str) -> Result<Vec<u8>> {
-        let (elements, count) = (tensor.shape[0] * tensor.shape[1], tensor.shape[2]);
         let mut all = Vec::new();
-        for expert in 0..count {
-            all.extend(self.read(&format!("{moe}.experts.{expert}.{matrix}.weight"), elements)?);
+        for expert in 0..tensor.shape[2] {
+            all.extend(self.read(&expert_name(moe, expert, matrix), &tensor.shape[..2])?);
         }
         Ok(all)
     }
+}
+
+/// Returns the name in the checkpoint of a tensor of the GGUF file, and how it is rewritten. For experts the name is that
+/// of what holds them.
+fn named(tensor: &GgufTensor) -> Result<(String, TensorRewrite)> {
+    let mut parts = tensor.name.split('.');
+    let (first, layer, what) = (parts.next(), parts.next(), parts.next());
+    let of_layer = |name: &str| format!("model.layers.{}.{name}", layer.unwrap_or_default());
+    Ok(match (first, what) {
+        (Some("token_embd"), _) => (
+            "model.embed_tokens.weight".to_owned(),
+            TensorRewrite::Matrix,
+        ),
+        (Some("output_norm"), _) => ("model.norm.weight".to_owned(), TensorRewrite::Vector),
+        (_, Some(what)) => {
+            let (name, rewrite) = match what {
+                "attn_norm" => ("input_layernorm.weight", TensorRewrite::Vector),
+                "ffn_norm" => ("post_attention_layernorm.weight", TensorRewrite::Vector),
+                "attn_q" => ("self_attn.q_proj.weight", TensorRewrite::Heads),
+                "attn_k" => ("self_attn.k_proj.weight", TensorRewrite::Heads),
+                "attn_v" => ("self_attn.v_proj.weight", TensorRewrite::Matrix),
+                "attn_output" => ("self_attn.o_proj.weight", TensorRewrite::Matrix),
+                "ffn_gate_inp" => ("block_sparse_moe.gate.weight", TensorRewrite::Vector),
+                "ffn_gate_exps" => ("block_sparse_moe", TensorRewrite::Experts("w1")),
+                "ffn_down_exps" => ("block_sparse_moe", TensorRewrite::Experts("w2")),
+                "ffn_up_exps" => ("block_sparse_moe", TensorRewrite::Experts("w3")),
+                _ => return Err(unknown(&tensor.name)),
+            };
+            (of_layer(name), rewrite)
+        }
+        _ => return Err(unknown(&tensor.name)),
+    })
+}
+
+fn expert_name(moe: &str, expert: u64, matrix: &str) -> String {
+    format!("{moe}.experts.{expert}.{matrix}.weight")
 }
 
 fn unknown(name: &str) -> Error {
@@ -233,6 +309,44 @@ mod tests {
             ("\"vocab_size\": 256", "\"vocab_size\": 32000", "vocab_size"),
             ("\"head_dim\": 16", "\"head_dim\": -1", "head_dim"),
             ("\"hidden_size\"", "\"hidden\"", "hidden_size is null"),
+            ("\"head_dim\": 16", "\"head_dim\": 0", "head_dim is 0"),
+            (
+                "\"head_dim\": 16",
+                "\"head_dim\": 1",
+                "head_dim is 1, not an even",
+            ),
+            (
+                "\"head_dim\": 16",
+                "\"head_dim\": 15",
+                "head_dim is 15, not an even",
+            ),
+            (
+                "\"head_dim\": 16",
+                "\"head_dim\": 65536",
+                "head_dim is 65536, not",
+            ),
+            ("_layers\": 3", "_layers\": 0", "num_hidden_layers is 0"),
+            ("hidden_size\": 96", "hidden_size\": 0", "hidden_size is 0"),
+            (
+                "value_heads\": 2",
+                "value_heads\": 4",
+                "no multiple of num_key_value",
+            ),
+            (
+                "value_heads\": 2",
+                "value_heads\": 0",
+                "num_key_value_heads is 0",
+            ),
+            (
+                "per_tok\": 2",
+                "per_tok\": 9",
+                "num_experts_per_tok is 9, more",
+            ),
+            ("per_tok\": 2", "per_tok\": 0", "num_experts_per_tok is 0"),
+            ("1e-05", "1e-60", "rms_norm_eps is 1.0"),
+            ("1e-05", "-1e-05", "rms_norm_eps"),
+            ("10000.0", "1e300", "rope_theta is 1e+300, no positive"),
+            ("10000.0", "0", "rope_theta is 0, no positive"),
             ("{", "", "config.json"),
             (
                 "{",

@@ -96,7 +96,7 @@ impl GgufModel<'_> {
     }
 
     /// Appends the tensors of a layer: experts are interleaved with the others, as llama.cpp writes them.
-    fn layer(&self, layer: u32, tensors: &mut Vec<GgufTensor>) {
+    pub(crate) fn layer(&self, layer: u32, tensors: &mut Vec<GgufTensor>) {
         let (config, family) = (self.config, self.config.family);
         let (width, hidden) = (u64::from(config.width), u64::from(config.hidden));
         let heads = u64::from(config.heads) * u64::from(config.head_elements);

@@ -88,5 +88,31 @@ fn a_checkpoint_with_other_tensors_is_refused() {
     std::fs::write(place.join("model.safetensors"), &weights).unwrap();
     let error = nvme_models::checkpoint::mixtral(&place, &mut Vec::new()).unwrap_err();
     assert!(error.to_string().contains("bytes of"), "{error}");
+    // The tensors are looked up before they are listed: so many lists took all memory, and their sizes overflowed.
+    for (from, to, cause) in [
+        (
+            "_layers\": 3",
+            "_layers\": 4294967295",
+            "layers.3.input_layernorm",
+        ),
+        ("_experts\": 8", "_experts\": 4294967295", "experts.8.w2"),
+        ("_heads\": 6", "_heads\": 4294967294", "self_attn.q_proj"),
+        (
+            "diate_size\": 128",
+            "diate_size\": 4294967295",
+            "experts.0.w2",
+        ),
+        (
+            "hidden_size\": 96",
+            "hidden_size\": 4294967295",
+            "input_layernorm",
+        ),
+    ] {
+        std::fs::write(place.join("config.json"), config.replace(from, to)).unwrap();
+        let mut file = Vec::new();
+        let error = nvme_models::checkpoint::mixtral(&place, &mut file).unwrap_err();
+        assert!(error.to_string().contains(cause), "{error}");
+        assert!(file.is_empty());
+    }
     std::fs::remove_dir_all(&place).unwrap();
 }
