@@ -50,7 +50,7 @@ impl KvShape {
     /// Returns the number of bytes of the summary of a page: for each head of keys and values the least and the
     /// largest of its keys, element by element, as they are stored.
     pub fn summary_bytes(&self) -> u64 {
-        u64::from(self.kv_heads) * u64::from(self.head_elements) * 4
+        (u64::from(self.kv_heads) * u64::from(self.head_elements)).saturating_mul(4)
     }
 
     /// Returns the summary of a page. If an element of a key is NaN, so is the summary's, which ranks the page

@@ -20,14 +20,14 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// Returns the number of bytes of a head's keys and values in a page.
+    /// Returns the number of bytes of a head's keys and values in a page; `u64::MAX` for more than that.
     pub fn piece_bytes(&self) -> u64 {
-        u64::from(self.page_tokens) * u64::from(self.head_elements) * 4
+        (u64::from(self.page_tokens) * u64::from(self.head_elements)).saturating_mul(4)
     }
 
-    /// Returns the number of bytes of a page.
+    /// Returns the number of bytes of a page; `u64::MAX` for more than that, which no [`KvStore`] has.
     pub fn page_bytes(&self) -> u64 {
-        self.piece_bytes() * u64::from(self.kv_heads)
+        self.piece_bytes().saturating_mul(self.kv_heads.into())
     }
 
     /// Converts a number to the stored format.
@@ -323,6 +323,16 @@ mod tests {
         assert!(with(|shape| shape.page_tokens = 8).is_err());
         assert!(with(|shape| shape.page_tokens = 0).is_err());
         assert!(with(|shape| shape.kv_heads = 0).is_err());
+        // Their product was computed in 64 bits, and so could be that of a small page.
+        for (page_tokens, kv_heads) in [(1 << 31, u32::MAX), (1 << 30, 1 << 29)] {
+            let shape = KvShape {
+                page_tokens,
+                kv_heads,
+                ..SHAPE
+            };
+            let error = KvStore::new(&store, 0, 1, shape).unwrap_err().to_string();
+            assert!(error.contains("exceed the 32 bits"), "{error}");
+        }
         assert!(KvStore::new(&store, 256, 1, SHAPE).is_err());
         assert!(KvStore::new(&store, 0, 1 << 20, SHAPE).is_err());
         let pages = KvStore::new(&store, 0, 4, SHAPE).unwrap();
