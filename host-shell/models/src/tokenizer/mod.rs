@@ -221,6 +221,6 @@ fn refused(cause: String) -> Error {
     Error::usage(
         format!("not a tokenizer that is known here: {cause}"),
         "use a GGUF file with a tokenizer of the kind llama (SentencePiece), or of the kind gpt2 with the words of \
-         gpt-2, smollm or llama-bpe",
+         gpt-2, smollm, llama-bpe, qwen2, gpt-4o or default",
     )
 }

@@ -131,6 +131,15 @@ mod tests {
     use std::collections::BTreeMap;
     use tokenizers::{NormalizedString, Normalizer};
 
+    #[test]
+    fn the_remedy_names_the_words_that_are_known() {
+        let error = WordSplits::named(Some("other")).err().unwrap();
+        for name in ["gpt-2", "smollm", "llama-bpe", "qwen2", "gpt-4o", "default"] {
+            assert!(WordSplits::named(Some(name)).is_ok());
+            assert!(error.remedy().contains(name), "{name}");
+        }
+    }
+
     /// The words in words.json are those of Hugging Face's Qwen2 tokenizer and of tiktoken's o200k
     /// (tests/words_oracle.py).
     #[test]
