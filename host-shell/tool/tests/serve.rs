@@ -236,6 +236,7 @@ fn what_cannot_be_served_is_refused_before_there_is_a_socket() {
     let cases = [
         ("vfio-user:x", "cntrl", 2, "cannot be served: write sim:"),
         ("sim:mem?threads=0", "cntrl", 2, "option threads"),
+        ("sim:mem?threads=2 --threads 2", "cntrl", 2, "given twice"),
         ("sim:mem?size=7", "cntrl", 2, "size"),
         ("sim:missing.img", "cntrl", 4, "missing.img"),
         ("sim:null", "none/cntrl", 2, "make the folder first"),
@@ -243,9 +244,9 @@ fn what_cannot_be_served_is_refused_before_there_is_a_socket() {
         ("sim:null", "live", 2, "another server listens"),
     ];
     for (device, socket, code, text) in cases {
-        let child = serve(&folder, &["-d", device, "-s", socket])
-            .spawn()
-            .unwrap();
+        let mut words = vec!["-s", socket, "-d"];
+        words.extend(device.split(' '));
+        let child = serve(&folder, &words).spawn().unwrap();
         let output = end(child);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(

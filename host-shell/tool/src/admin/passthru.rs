@@ -82,9 +82,9 @@ struct CommandArgs {
     /// Data to send; standard input when missing or `-`
     #[arg(long, short = 'i', value_name = "FILE")]
     input_file: Option<PathBuf>,
-    /// Byte that fills the buffer behind the input, or before the command receives
-    #[arg(long, short = 'p', value_name = "BYTE", default_value = "0", value_parser = byte)]
-    prefill: u8,
+    /// Byte that fills the buffer behind the input, or before the command receives; 0 when missing
+    #[arg(long, short = 'p', value_name = "BYTE", value_parser = byte)]
+    prefill: Option<u8>,
     /// Write the data to standard output as it is, instead of a hex dump
     #[arg(long, short = 'b', conflicts_with = "json")]
     raw_binary: bool,
@@ -224,9 +224,19 @@ impl CommandArgs {
             };
             return Err(wrong(flag, says));
         }
-        if self.data_len == 0 && (self.read || self.write_data || self.input_file.is_some()) {
+        if self.raw_binary && !direction.receives() {
+            return Err(wrong("--raw-binary", says));
+        }
+        let needs_data = [
+            self.read,
+            self.write_data,
+            self.input_file.is_some(),
+            self.prefill.is_some(),
+            self.raw_binary,
+        ];
+        if self.data_len == 0 && needs_data.contains(&true) {
             return Err(Error::usage(
-                "--read, --write and --input-file need the length of the data, which is 0",
+                "--read, --write, --input-file, --prefill and --raw-binary need the length of the data, which is 0",
                 "add --data-len BYTES",
             ));
         }
@@ -266,7 +276,7 @@ impl CommandArgs {
                 "use at most the controller's MDTS",
             )
         })?;
-        let mut data = vec![self.prefill; len];
+        let mut data = vec![self.prefill.unwrap_or(0); len];
         if len > 0 && TransferDirection::of(self.opcode).sends() {
             let path = self.input_file.clone().unwrap_or_else(|| "-".into());
             let read = InputFile::open(&path, files)?.read_at_most(&mut data)?;

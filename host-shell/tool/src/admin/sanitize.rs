@@ -10,6 +10,8 @@ use nvme_host::{Controller, Error, Result};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
+/// Longest wait for the end, if no other is given.
+const LONGEST_WAIT: Duration = Duration::from_secs(60 * 60);
 /// Time between two looks at the progress.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -32,18 +34,18 @@ pub struct SanitizeCommand {
     /// Do not deallocate the blocks afterwards
     #[arg(long, visible_alias = "nodas")]
     no_dealloc: bool,
-    /// Overwrite passes, 1 to 15; 0 for 16
-    #[arg(long, short = 'n', value_name = "PASSES", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=15))]
-    owpass: u8,
-    /// Overwrite pattern
-    #[arg(long, short = 'p', value_name = "DWORD", default_value = "0", value_parser = dword)]
-    ovrpat: u32,
+    /// Overwrite passes, 1 to 15; 0 for 16; 1 when missing
+    #[arg(long, short = 'n', value_name = "PASSES", value_parser = clap::value_parser!(u8).range(0..=15))]
+    owpass: Option<u8>,
+    /// Overwrite pattern; 0 when missing
+    #[arg(long, short = 'p', value_name = "DWORD", value_parser = dword)]
+    ovrpat: Option<u32>,
     /// Invert the overwrite pattern between passes
     #[arg(long, short = 'i')]
     oipbp: bool,
-    /// Longest wait for the end
-    #[arg(long, value_name = "TIME", default_value = "60m", value_parser = duration)]
-    wait: Duration,
+    /// Longest wait for the end; 60m when missing
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    wait: Option<Duration>,
     /// Start it and do not wait for the end
     #[arg(long, conflicts_with = "wait")]
     no_wait: bool,
@@ -70,6 +72,7 @@ pub struct SanitizeLog {
 
 impl SanitizeCommand {
     pub fn run(self, files: &CommandFiles) -> Result<()> {
+        self.check()?;
         let device = &self.device;
         let controller = device.start_writing(&self.write, "sanitize", &device.config())?;
         let action = match self.sanact {
@@ -81,10 +84,13 @@ impl SanitizeCommand {
         controller.sanitize(admin::SanitizeFields {
             action,
             unrestricted: self.ause,
-            passes: if self.owpass == 0 { 16 } else { self.owpass },
+            passes: match self.owpass {
+                Some(0) => 16,
+                passes => passes.unwrap_or(1),
+            },
             invert: self.oipbp,
             no_deallocate: self.no_dealloc,
-            pattern: self.ovrpat,
+            pattern: self.ovrpat.unwrap_or(0),
         })?;
         files.keep_created();
         let status = match self.no_wait || self.sanact == SanitizeVerb::ExitFailure {
@@ -95,7 +101,41 @@ impl SanitizeCommand {
         show(self.device.form.json, &status)
     }
 
+    /// Refuses options that the sanitize action does not have.
+    fn check(&self) -> Result<()> {
+        let (overwrite, exit) = (SanitizeVerb::StartOverwrite, SanitizeVerb::ExitFailure);
+        let check = |name: &str, is_given: bool, is_usable: bool, remedy: &str| match is_given
+            && !is_usable
+        {
+            true => {
+                let action = self.sanact.to_possible_value();
+                let action = action.as_ref().map_or("", |value| value.get_name());
+                let cause = format!("{name} has no effect on --sanact {action}");
+                Err(Error::usage(cause, remedy))
+            }
+            false => Ok(()),
+        };
+        for (name, is_given) in [
+            ("--owpass", self.owpass.is_some()),
+            ("--ovrpat", self.ovrpat.is_some()),
+            ("--oipbp", self.oipbp),
+        ] {
+            let remedy = "leave it out, or choose --sanact start-overwrite";
+            check(name, is_given, self.sanact == overwrite, remedy)?;
+        }
+        for (name, is_given) in [
+            ("--ause", self.ause),
+            ("--no-dealloc", self.no_dealloc),
+            ("--wait", self.wait.is_some()),
+            ("--no-wait", self.no_wait),
+        ] {
+            check(name, is_given, self.sanact != exit, "leave it out")?;
+        }
+        Ok(())
+    }
+
     fn wait_for(&self, controller: &Controller) -> Result<SanitizeStatus> {
+        let longest = self.wait.unwrap_or(LONGEST_WAIT);
         let bar = progress::percent("sanitize");
         let start = Instant::now();
         loop {
@@ -114,12 +154,12 @@ impl SanitizeCommand {
                 }
             }
             check_stop()?;
-            if start.elapsed() > self.wait {
+            if start.elapsed() > longest {
                 return Err(Error::Unfinished {
                     cause: format!(
                         "the sanitize is at {} % after {} s",
                         percent(&status),
-                        self.wait.as_secs()
+                        longest.as_secs()
                     ),
                     remedy: "it goes on; see `nvme-gpu sanitize-log`, or raise --wait".to_owned(),
                 });

@@ -45,6 +45,14 @@ impl ServeCommand {
                 "write sim:PATH, sim:mem?size=1GiB or sim:null",
             ));
         };
+        let options = text.split_once('?').map_or("", |(_, options)| options);
+        let gives_threads = |option: &str| option.starts_with("threads=");
+        if self.threads.is_some() && options.split('&').any(gives_threads) {
+            return Err(Error::usage(
+                "the threads are given twice, by --threads and by threads= of the device",
+                "leave out one of them",
+            ));
+        }
         let config = sim::config(text)?;
         let threads = self.threads.map_or(config.threads, usize::from);
         let mut server = Server::bind(config, &self.socket, threads).map_err(refused)?;

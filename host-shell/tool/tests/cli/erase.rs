@@ -151,25 +151,15 @@ fn a_format_that_is_not_answered_ends_at_its_own_deadline() {
 fn sanitize_erases_every_block_and_says_so(place: Place) {
     let folder = Folder::new(place);
     let d = "sim:disk.img?ns=2";
-    for (action, passes) in [
-        ("start-block-erase", "1"),
-        ("0x04", "1"),
-        ("start-overwrite", "2"),
+    for (action, overwrite) in [
+        ("start-block-erase", &[][..]),
+        ("0x04", &[]),
+        ("start-overwrite", &["-n", "2", "-p", "0x41424344"]),
     ] {
         folder.file("disk.img", 64 * BLOCK, 1);
         folder.file("disk.img.2", 64 * BLOCK, 2);
-        let object = folder.json(&[
-            "sanitize",
-            "-d",
-            d,
-            "-a",
-            action,
-            "-n",
-            passes,
-            "-p",
-            "0x41424344",
-            "--nodas",
-        ]);
+        let words = ["sanitize", "-d", d, "-a", action, "--nodas"];
+        let object = folder.json(&[&words[..], overwrite].concat());
         assert_eq!(
             object["state"], "the most recent sanitize succeeded",
             "{action}"
@@ -198,7 +188,7 @@ fn sanitize_erases_every_block_and_says_so(place: Place) {
 
 fn sanitize_refuses_what_makes_no_sense(place: Place) {
     let folder = Folder::new(place);
-    let sanitize = |more: &[&str], text| {
+    let sanitize = |more: &[&str], text: &str| {
         folder.fails(
             &[&["sanitize", "-d", "sim:mem?size=1MiB"], more].concat(),
             2,
@@ -209,6 +199,18 @@ fn sanitize_refuses_what_makes_no_sense(place: Place) {
     sanitize(&["-a", "5"], "5");
     sanitize(&["-a", "2", "-n", "16"], "16");
     sanitize(&["-a", "2", "--wait", "1m", "--no-wait"], "--no-wait");
+    for option in ["--owpass=0", "--ovrpat=0", "--oipbp"] {
+        let name = option.split('=').next().unwrap();
+        for action in ["start-block-erase", "start-crypto-erase", "exit-failure"] {
+            let says = format!("{name} has no effect on --sanact {action}");
+            sanitize(&["-a", action, option], &says);
+        }
+    }
+    for option in ["--wait=60m", "--no-wait", "--ause", "--no-dealloc"] {
+        let name = option.split('=').next().unwrap();
+        let says = format!("{name} has no effect on --sanact exit-failure");
+        sanitize(&["-a", "exit-failure", option], &says);
+    }
 }
 
 #[test]

@@ -191,7 +191,17 @@ fn passthru_refuses_what_the_opcode_or_the_driver_forbids(place: Place) {
         &["-O", "2", "-i", "in", "-l", "4096"],
         "--input-file is given, but",
     );
-    io(&["-O", "2", "-r"], "the length of the data, which is 0");
+    for option in ["-r", "-b", "--prefill=0"] {
+        io(&["-O", "2", option], "the length of the data, which is 0");
+    }
+    io(
+        &["-O", "1", "-l", "4096", "-i", "in", "-b"],
+        "--raw-binary is given, but",
+    );
+    io(
+        &["-O", "0", "-b"],
+        "opcode 0x00 are 00b, which moves no data",
+    );
     io(
         &["-O", "2", "-l", "4096", "-m", "8"],
         "metadata is not supported",
