@@ -238,6 +238,35 @@ impl OutputFile {
     }
 }
 
+/// A file that a command created under its own name, and removes if it fails.
+pub struct CreatedFile {
+    pub file: File,
+    path: PathBuf,
+}
+
+impl CreatedFile {
+    /// Creates an empty file. One that is there already is an error.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Removes the file, unless another one has taken its place.
+    pub fn remove(self) {
+        let same = |one: fs::Metadata, other: fs::Metadata| {
+            (one.dev(), one.ino()) == (other.dev(), other.ino())
+        };
+        let (there, ours) = (fs::symlink_metadata(&self.path), self.file.metadata());
+        if there.is_ok_and(|there| ours.is_ok_and(|ours| same(there, ours))) {
+            // The error to report is that of the command.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
 /// Checks that an output can be made at `path`, for a command whose result is written at its end and would be lost. A pipe
 /// is not opened: its reader would see it end.
 pub fn check_output(path: &Path, files: &CommandFiles) -> Result<()> {

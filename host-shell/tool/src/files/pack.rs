@@ -2,6 +2,7 @@
 //! afterwards every file is read back out of the image by our own reader and compared.
 
 use super::{PIECE, text};
+use crate::common::file::CreatedFile;
 use crate::common::{OutputForm, check_stop, output, progress};
 use clap::Args;
 use nvme_host::catalog::HeaderSource;
@@ -113,15 +114,21 @@ impl FolderContent {
 impl PackCommand {
     pub fn run(self) -> Result<()> {
         let found = content(&self.folder)?;
-        if fs::symlink_metadata(&self.image).is_ok() {
+        let is_there = || {
             let cause = format!("{} is there already", self.image.display());
-            return Err(Error::usage(cause, "name another file, or remove it"));
+            Error::usage(cause, "name another file, or remove it")
+        };
+        if fs::symlink_metadata(&self.image).is_ok() {
+            return Err(is_there());
         }
         self.check_apart()?;
+        let image = CreatedFile::create(&self.image).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => is_there(),
+            _ => Error::file("create", &self.image)(error),
+        })?;
         let made = self.make(&found).and_then(|()| self.verify(&found.files));
         if made.is_err() {
-            // One that was not created after all is not there.
-            let _ = fs::remove_file(&self.image);
+            image.remove();
         }
         let several = made?;
         let (count, data) = (found.files.len(), found.data_bytes());

@@ -2,6 +2,7 @@
 
 use super::input::InputArgs;
 use super::place::IndexPlace;
+use crate::common::file::CreatedFile;
 use crate::common::images::CommandFiles;
 use crate::common::{WriteArgs, check_stop, number, output, progress, say};
 use clap::Args;
@@ -12,7 +13,7 @@ use nvme_search::{
     VectorDistribution, VectorMetric, VectorSet, VectorSource, build,
 };
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Queues of the CPU.
@@ -85,9 +86,9 @@ impl BuildCommand {
         };
         let created = self.create(&source, options)?;
         let built = self.build((source, vectors), options, begin);
-        if let (Err(_), Some(path)) = (&built, created) {
+        if let (Err(_), Some(file)) = (&built, created) {
             // The incomplete file is no index.
-            let _ = std::fs::remove_file(path);
+            file.remove();
         }
         let (header, store, times) = built?;
         files.keep_created();
@@ -135,7 +136,7 @@ impl BuildCommand {
     }
 
     /// Creates the file for the index, if it does not exist.
-    fn create(&self, source: &VectorSource, options: BuildOptions) -> Result<Option<PathBuf>> {
+    fn create(&self, source: &VectorSource, options: BuildOptions) -> Result<Option<CreatedFile>> {
         let Some(path) = path_of_file(&self.device).map(Path::new) else {
             return Ok(None);
         };
@@ -154,10 +155,13 @@ impl BuildCommand {
             longest: 0.0,
         };
         let bytes = self.place.offset.checked_add(header.bytes_of_index());
-        let file = std::fs::File::create_new(path).map_err(Error::file("create", path))?;
-        file.set_len(bytes.unwrap_or(HEADER_BYTES as u64))
-            .map_err(Error::file("extend", path))?;
-        Ok(Some(path.to_owned()))
+        let created = CreatedFile::create(path).map_err(Error::file("create", path))?;
+        let extended = created.file.set_len(bytes.unwrap_or(HEADER_BYTES as u64));
+        if let Err(error) = extended {
+            created.remove();
+            return Err(Error::file("extend", path)(error));
+        }
+        Ok(Some(created))
     }
 
     fn store(&self) -> Result<Store> {

@@ -227,6 +227,7 @@ fn an_image_that_cannot_be_made_is_not_there() {
             "echo first >&2; echo no room >&2; : > packed.img; exit 3",
         ),
         ("lies", ": > packed.img"),
+        ("replaces", "cp there new; mv new packed.img; exit 3"),
         ("waits", ": > packed.img; exec sleep 30"),
     ] {
         let path = folder.path(name);
@@ -269,6 +270,14 @@ fn an_image_that_cannot_be_made_is_not_there() {
         assert!(said.contains(what), "{program} {words:?}: {said}");
         assert_eq!(folder.names(), before, "{program} {words:?}");
     }
+    // A file that has taken the image's place is another's.
+    let mut command = folder.command();
+    command.args(["pack", "models", "packed.img"]);
+    let status = command.env("MKE2FS", "./replaces").status().unwrap();
+    assert_eq!(status.code(), Some(6));
+    let [left, there] = ["packed.img", "there"].map(|name| std::fs::read(folder.path(name)));
+    assert_eq!(left.unwrap(), there.unwrap());
+    std::fs::remove_file(folder.path("packed.img")).unwrap();
     let mut command = folder.command();
     let mut child = command
         .args(["pack", "models", "packed.img"])
