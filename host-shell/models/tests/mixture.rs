@@ -88,7 +88,7 @@ fn a_checkpoint_with_other_tensors_is_refused() {
     std::fs::write(place.join("model.safetensors"), &weights).unwrap();
     let error = nvme_models::checkpoint::mixtral(&place, &mut Vec::new()).unwrap_err();
     assert!(error.to_string().contains("bytes of"), "{error}");
-    // The tensors are looked up before they are listed: so many lists took all memory, and their sizes overflowed.
+    // The tensors are looked up before they are listed: that many entries took all memory, and their sizes overflowed.
     for (from, to, cause) in [
         (
             "_layers\": 3",

@@ -45,7 +45,7 @@ impl ScopeArgs {
         let is_one = nsid != Nsid::NONE && nsid != Nsid::ALL;
         if is_one && scope(fid) == FeatureScope::Controller {
             return Err(Error::usage(
-                format!("feature {fid:#04x} belongs to the controller, not to namespace {nsid}"),
+                format!("feature {fid:#04x} is one of the controller, not of namespace {nsid}"),
                 "leave out --namespace-id",
             ));
         }
@@ -270,7 +270,7 @@ mod tests {
     use nvme_host::sysfs::CommandScope;
 
     #[derive(Parser)]
-    struct CommandLine {
+    struct FeatureLine {
         #[command(flatten)]
         scope: ScopeArgs,
     }
@@ -281,7 +281,7 @@ mod tests {
         let (vendor, cache) = (0xc0, fid::VOLATILE_WRITE_CACHE);
         let changes = |fid: u8, options: &str| {
             let words = format!("set-feature -d sim:mem {options}");
-            let line = CommandLine::try_parse_from(words.split_whitespace()).unwrap();
+            let line = FeatureLine::try_parse_from(words.split_whitespace()).unwrap();
             let config = line.scope.config(fid);
             config
                 .map(|config| config.changes)
@@ -304,7 +304,7 @@ mod tests {
         );
         let refused = changes(cache, "-n 2").unwrap_err();
         assert!(
-            refused.contains("belongs to the controller, not to namespace 2"),
+            refused.contains("is one of the controller, not of namespace 2"),
             "{refused}"
         );
     }

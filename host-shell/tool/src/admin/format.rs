@@ -160,7 +160,7 @@ mod tests {
     use nvme_host::ControllerConfig;
 
     #[derive(Parser)]
-    struct CommandLine {
+    struct FormatLine {
         #[command(flatten)]
         command: FormatCommand,
     }
@@ -172,7 +172,7 @@ mod tests {
         let controller = Controller::start(device, &ControllerConfig::default()).unwrap();
         let index = |options: &str| {
             let words = format!("format -d sim:mem -n 0xffffffff {options}");
-            let line = CommandLine::try_parse_from(words.split_whitespace()).unwrap();
+            let line = FormatLine::try_parse_from(words.split_whitespace()).unwrap();
             let found = line.command.index(&controller, Nsid::ALL);
             found.map_err(|error| error.to_string())
         };

@@ -245,7 +245,7 @@ pub struct CreatedFile {
 }
 
 impl CreatedFile {
-    /// Creates an empty file. One that is there already is an error.
+    /// Creates an empty file. An existing file is an error.
     pub fn create(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).open(path)?;
         Ok(Self {

@@ -141,7 +141,7 @@ fn logits_of_tokens_before_a_failed_step_are_kept() {
     assert_eq!(code, Some(0), "{said}");
     let [piped, all] = ["piped", "all.npy"].map(|name| std::fs::read(folder.path(name)).unwrap());
     assert_eq!((piped.len(), &piped[..128]), (all.len(), &all[..128]));
-    // An output of which nothing was made is as before.
+    // A file stays as it is if there are no logits.
     std::fs::write(folder.path("old.npy"), "old").unwrap();
     let ran = generate("sim:drive.img?fault=status:0x281@op=read,nth=2", "old.npy");
     assert_ne!(ran.code, 0);

@@ -67,7 +67,7 @@ fn a_feature_is_set_in_text_and_its_own_ones_are_refused() {
     for (feature, nsid) in [("6", "0"), ("5", "1"), ("6", "0xffffffff")] {
         folder.ok(&[&get[..], &[feature, "-n", nsid]].concat());
     }
-    let says = "belongs to the controller, not to namespace 1";
+    let says = "is one of the controller, not of namespace 1";
     folder.fails(&[&get[..], &["6", "-n", "1"]].concat(), 2, says);
     let words = [&set[..], &["6", "-n", "1", "--value", "0"]].concat();
     folder.fails(&words, 2, says);
