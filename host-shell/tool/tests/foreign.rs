@@ -402,8 +402,8 @@ fn an_erasure_that_the_controller_does_not_have_is_never_sent() {
     };
     refused(controller.sanitize(keep), "inhibits no-deallocate");
     drop(controller);
-    // FNA bit 0, and namespaces 1 and 2.
-    let (_setup, controller) = with(&[(1, 256, 2), (1, 524, 1), (2, 4, 2)]);
+    // FNA bit 0, NN, and namespaces 1 and 2.
+    let (_setup, controller) = with(&[(1, 256, 2), (1, 524, 1), (1, 516, 2), (2, 4, 2)]);
     refused(format(&controller, 1, 0), "would format all 2 namespaces");
 }
 

@@ -145,7 +145,7 @@ fn kernels_that_read_and_compute_are_well() {
         "paged/",
         "search/",
     ];
-    all_pass("compute", 146, &chosen);
+    all_pass("compute", 150, &chosen);
 }
 
 /// Each kernel begins 50 ms after the one before it has ended: an operation of several kernels has ended only when the

@@ -12,6 +12,30 @@ use zerocopy::FromBytes;
 const MOST_LISTED: usize = 1 << 20;
 
 impl Controller {
+    /// Returns the active namespaces, ascending, all of them. A controller without a list (NVMe 1.0) is asked
+    /// for each.
+    ///
+    /// # Errors
+    /// The errors of Identify; [`Error::Device`] for a list that is none, and without a list and with too many
+    /// identifiers to try.
+    pub fn namespaces(&self) -> Result<Vec<Nsid>> {
+        let mut all: Vec<Nsid> = Vec::new();
+        loop {
+            let after = all.last().copied().unwrap_or(Nsid::NONE);
+            let what = "Identify Active Namespaces";
+            let list = self.session().identify(what, cns::ACTIVE_NAMESPACES, after);
+            let buffer = match list {
+                Err(Error::Command { .. }) if all.is_empty() => return self.walk(),
+                list => list?,
+            };
+            let list = ActiveNamespaces::read_from_bytes(buffer.as_slice())
+                .map_err(|_| Error::internal("the namespace list is not 4,096 bytes"))?;
+            if append_listed(&list, self.info().max_nsid, &mut all)? < list.0.len() {
+                return Ok(all);
+            }
+        }
+    }
+
     /// Returns the command set of a namespace; `None` if it is NVM or if the controller does not report one.
     pub(super) fn command_set(&self, nsid: Nsid) -> Result<Option<String>> {
         let what = "Identify Namespace Identification Descriptors";

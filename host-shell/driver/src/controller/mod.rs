@@ -45,9 +45,7 @@ use nvme_core::bringup::{
     self, BringupMachine, ControllerInfo, MAX_WALK, NamespaceInfo, QueueCapabilities,
 };
 use nvme_core::spec::admin::cns;
-use nvme_core::spec::identify::{
-    ActiveNamespaces, IDENTIFY_BYTES, IdentifyController, IdentifyNamespace,
-};
+use nvme_core::spec::identify::{IDENTIFY_BYTES, IdentifyController, IdentifyNamespace};
 use nvme_core::spec::{Nsid, Qid, Sqe};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -305,30 +303,6 @@ impl Controller {
         match (1..=self.info().max_nsid).contains(&nsid.0) && nsid != Nsid::ALL {
             true => Ok(()),
             false => Err(unknown(nsid)),
-        }
-    }
-
-    /// Returns the active namespaces, ascending, all of them. A controller without a list (NVMe 1.0) is asked
-    /// for each.
-    ///
-    /// # Errors
-    /// The errors of Identify; [`Error::Device`] for a list that is none, and without a list and with too many
-    /// identifiers to try.
-    pub fn namespaces(&self) -> Result<Vec<Nsid>> {
-        let mut all: Vec<Nsid> = Vec::new();
-        loop {
-            let after = all.last().copied().unwrap_or(Nsid::NONE);
-            let what = "Identify Active Namespaces";
-            let list = self.session.identify(what, cns::ACTIVE_NAMESPACES, after);
-            let buffer = match list {
-                Err(Error::Command { .. }) if all.is_empty() => return self.walk(),
-                list => list?,
-            };
-            let list = ActiveNamespaces::read_from_bytes(buffer.as_slice())
-                .map_err(|_| Error::internal("the namespace list is not 4,096 bytes"))?;
-            if identify::append_listed(&list, self.info().max_nsid, &mut all)? < list.0.len() {
-                return Ok(all);
-            }
         }
     }
 
