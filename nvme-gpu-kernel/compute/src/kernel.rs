@@ -47,8 +47,8 @@ pub const MOE_PRODUCT_WIDE: &str = "nvme_moe_product_wide";
 /// [are quantised](crate::GemvParameters::is_quantised), and blocks as [`GEMV_QUANTISED`]. Of
 /// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
 pub const MOE_PRODUCT_QUANTISED: &str = "nvme_moe_product_quantised";
-/// Takes what [`MOE_PRODUCT_QUANTISED`] does, with as many blocks as [`experts::ProductParameters::batched_blocks`] says. Of
-/// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+/// Takes what [`MOE_PRODUCT_QUANTISED`] does, with as many blocks as
+/// [`batched_blocks`](crate::experts::ProductParameters::batched_blocks) says. Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
 pub const MOE_PRODUCT_BATCHED: &str = "nvme_moe_product_batched";
 /// Takes an [`experts::ActivateParameters`](crate::experts::ActivateParameters). Of
 /// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
