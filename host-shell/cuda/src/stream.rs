@@ -225,7 +225,7 @@ impl Drop for Stream {
 }
 
 /// Polls until `is_done` returns true, `limit` at most; returns whether it did.
-fn until(limit: Duration, mut is_done: impl FnMut() -> Result<bool>) -> Result<bool> {
+pub(super) fn until(limit: Duration, mut is_done: impl FnMut() -> Result<bool>) -> Result<bool> {
     let begin = Instant::now();
     let mut looks = 0u32;
     while !is_done()? {

@@ -11,16 +11,13 @@ use super::{
 use crate::leftovers;
 use crate::pointer::MemoryUse;
 use crate::rows::{LaunchSequence, PendingRows, RowRequest};
-use crate::stream::StreamEvent;
+use crate::stream::{StreamEvent, until};
 use nvme_driver::error::{Error, Result};
 use nvme_gpu_kernel::hash::{HashChunk, HashChunks};
 use nvme_gpu_kernel::pages::{CopyPages, HEADER_BYTES, PagePiece, PageStaging};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Looks at an event without a pause, then with one.
-const SPIN_LOOKS: u32 = 200;
-const NAP: Duration = Duration::from_micros(20);
 /// Bytes of the words of a page of a write beside its ids.
 const WRITE_WORDS: usize = size_of::<PageStaging>() + size_of::<PagePiece>();
 /// Warps of a block of the kernel that hashes.
@@ -448,23 +445,14 @@ pub(super) fn put_pages<'a>(
 
 /// Waits for `event`, `limit` at most.
 pub(super) fn await_event(event: &StreamEvent, limit: Duration) -> Result<()> {
-    let begin = Instant::now();
-    let mut looks = 0u32;
-    while !event.is_done()? {
-        if begin.elapsed() > limit {
-            return Err(Error::Unfinished {
-                cause: format!(
-                    "copies of pages have not ended within {} ms",
-                    limit.as_millis()
-                ),
-                remedy: "wait for what the stream does before them, or longer".to_owned(),
-            });
-        }
-        looks = looks.saturating_add(1);
-        match looks {
-            0..SPIN_LOOKS => std::hint::spin_loop(),
-            _ => std::thread::sleep(NAP),
-        }
+    match until(limit, || event.is_done())? {
+        true => Ok(()),
+        false => Err(Error::Unfinished {
+            cause: format!(
+                "copies of pages have not ended within {} ms",
+                limit.as_millis()
+            ),
+            remedy: "wait for what the stream does before them, or longer".to_owned(),
+        }),
     }
-    Ok(())
 }

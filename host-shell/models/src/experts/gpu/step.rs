@@ -189,7 +189,7 @@ impl GpuExperts {
     /// Enqueues the read of all experts of a layer into the cache in `stream`, without products: for long prompts, whose
     /// tokens choose all of them. A later step of the layer finds them there. It may be captured.
     ///
-    /// A long prompt takes two caches: one is loaded in a stream of its own, while a step uses the other one. That stream
+    /// A long prompt takes two caches: one is loaded in another stream, while a step uses the other one. That stream
     /// should be [urgent](nvme_host::cuda::Stream::urgent): products fill the GPU, and reads would wait for their blocks.
     ///
     /// # Safety
